@@ -1,0 +1,53 @@
+# Every target sets itself up: all it needs is Python 3.11 or newer, with venv, and make.
+
+PYTHON ?= $(shell for python in python3.11 python3; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& command -v "$$python" && break; done)
+
+BIN := .venv/bin
+SETTINGS := pyproject.toml constraints.txt
+
+# The environment variables also reach the isolated environment in which the package is built;
+# newer releases of pip read the second one there, older ones the first.
+INSTALL := PIP_CONSTRAINT="$$PIP_CONSTRAINT constraints.txt" \
+	PIP_BUILD_CONSTRAINT="$$PIP_BUILD_CONSTRAINT constraints.txt" \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.NOTPARALLEL:
+.PHONY: help demo test check bench docs clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
+
+demo: .venv/.plot  ## solve and plot a 100-layer network under EOC, TAT and DKS
+	$(BIN)/python examples/demo.py
+
+test: .venv/.dev  ## run every test and doctest
+	$(BIN)/python -m pytest
+
+check: .venv/.dev  ## format, lint and types
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: .venv/.plot  ## time the solver
+	$(BIN)/python benchmarks/solver.py
+
+docs: .venv/.docs  ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+clean:  ## remove everything that the other targets made
+	rm -rf .venv build dist site .hypothesis .pytest_cache .ruff_cache
+	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# One stamp for each extra; the environment is made anew only when it is missing.
+.venv/.%: $(SETTINGS) | $(BIN)/python
+	@echo "Installing skipless[$*] into .venv"
+	@$(INSTALL) --editable '.[$*]'
+	@touch $@
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { \
+		echo "skipless needs Python 3.11 or newer, and found neither python3.11 nor such a python3." >&2; \
+		echo "Install it, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@"$(PYTHON)" -m venv .venv || { rm -rf .venv; exit 1; }

@@ -1,0 +1,307 @@
+r"""Where φ̂(x) = γ(φ(αx + β) + δ) satisfies all conditions of DKS or TAT but the last.
+
+DKS and TAT for smooth φ each ask for four conditions on (α, β, γ, δ). Two of them give γ and δ in
+closed form from the moments of ψ(z) = φ(αz + β); a third one, which does not know the network, is
+an equation `balance(α, β) = 0`. Its solutions are a few curves in the half plane α > 0, the same
+for every network. The network only says how far along a curve to go, by the `reading` that the
+fourth condition prescribes: $C'(1) - 1$ for DKS, $C''(1)$ for TAT.
+
+So the curves are traced once for each φ and kept; a solve interpolates its starting points on them
+and polishes each with a few steps of Newton's method. Following curves, instead of starting a root
+finder somewhere, finds every solution, and keeps to one branch as the depth changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from .activations import Activation, Array
+from .moments import Moments, blurred, moments, shaped_q_map
+
+_ALPHAS = np.geomspace(1e-4, 1e6, 81)
+_SHIFTS = np.sinh(np.linspace(-math.asinh(30.0), math.asinh(30.0), 101))
+_NEWTON_STEPS = 10
+# Below these the moments are rounding error: a flat or an exactly linear stretch of φ.
+_LEAST_EXCESS, _LEAST_SPREAD = 1e-10, 1e-9
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """A method's third condition, `balance` = 0, and the logarithm of what its fourth one reads."""
+
+    name: str
+    balance: Callable[[Moments], Array]
+    reading: Callable[[Moments], Array]
+    output: Callable[[Moments], tuple[Array, Array]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A transformation (α, β, γ, δ) that satisfies the conditions, and what it reads."""
+
+    alpha: float
+    beta: float
+    gamma: float
+    delta: float
+    reading: float
+    distortion: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points (α, β) with `balance` = 0 in order of α, and the log of the reading at each."""
+
+    alpha: Array
+    beta: Array
+    reading: Array
+
+
+def _dks_output(m: Moments) -> tuple[Array, Array]:
+    return m.variance**-0.5, -m.mean
+
+
+def _tat_output(m: Moments) -> tuple[Array, Array]:
+    return (m.variance + m.excess) ** -0.5, (m.excess - m.imbalance) / m.tilt - m.mean
+
+
+def _tat_angle(m: Moments) -> Array:
+    # D = m + δ must satisfy both D² = G and D T = G - P; the angle of (√G |T|, G - P) is then ±45°.
+    return np.arctan2(m.excess - m.imbalance, np.sqrt(np.maximum(m.excess, 0.0)) * np.abs(m.tilt))
+
+
+def _log(x: Array) -> Array:
+    return np.log(np.maximum(x, 1e-300))
+
+
+DKS_CONDITIONS = Conditions(
+    "DKS",
+    balance=lambda m: m.imbalance / m.excess,
+    reading=lambda m: _log(m.excess / m.variance),
+    output=_dks_output,
+)
+# In the deep limit Q″(1) = (3/2 - √2) C″(1) on the first family and (3/2 + √2) C″(1), 34 times
+# more, on the second. The first is taken wherever it has a solution.
+TAT_CONDITIONS = tuple(
+    Conditions(
+        name,
+        balance=lambda m, angle=angle: _tat_angle(m) - angle,
+        reading=lambda m: _log(m.bending / (m.variance + m.excess)),
+        output=_tat_output,
+    )
+    for name, angle in (("TAT", math.pi / 4), ("TAT, steep Q", -math.pi / 4))
+)
+
+
+def points(activation: Activation, conditions: Conditions, target: float) -> list[Point]:
+    """All transformations of φ that satisfy `conditions` and read `target`, the best first.
+
+    The best one has the least distorted Q map (`distortion`). Mirror images such as
+    φ̂(-x) and -φ̂(-x), which have the same maps, count as one: α and γ are positive, and |β| is as
+    small as it can be, with β > 0 where the sign is free.
+    """
+    starts = _starts(trace(activation, conditions), math.log(target))
+    if not starts:
+        return []
+    alpha, beta = _polish(activation, conditions, np.array(starts).T, math.log(target))
+    found = _distinct(activation, conditions, alpha, beta) if alpha.size else []
+    least = min((p.distortion for p in found), default=0.0)
+    # Mirror images agree but for rounding; 1e-4 is far below what tells two branches apart.
+    return sorted(
+        found,
+        key=lambda p: (
+            0.0 if p.distortion <= least * (1.0 + 1e-4) else p.distortion,
+            round(abs(p.beta), 9),
+            p.beta < 0.0,
+        ),
+    )
+
+
+def reachable(activation: Activation, conditions: Conditions) -> tuple[float, float] | None:
+    """The least and the greatest reading on the curves, or None if there is no curve."""
+    readings = [c.reading for c in trace(activation, conditions)]
+    if not readings:
+        return None
+    every = np.exp(np.concatenate(readings))
+    return float(np.min(every)), float(np.max(every))
+
+
+def distortion(activation: Activation, parameters: tuple[float, float, float, float]) -> float:
+    r"""How far the Q map of φ̂ bends away from the identity above q = 1.
+
+    $$\int_1^\infty \left|\log\frac{Q(q)}{q}\right| q^{-3/2}\, dq$$
+
+    $Q(1) = Q'(1) = 1$ holds for all solutions, and as the network deepens they even share $Q''(1)$;
+    what sets them apart is how far q may grow before Q stops following it. The weight
+    $q^{-3/2}$ is the one for which that shows at every depth.
+    """
+    u = np.arange(0.0, 30.0, 0.5)
+    q = np.exp(u)
+    bend = np.abs(_log(shaped_q_map(activation, parameters)(q)) - u)
+    return float(np.sum(bend * np.exp(-0.5 * u)) * 0.5)
+
+
+@lru_cache(maxsize=256)
+def trace(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]:
+    """The curves on which `balance` vanishes, traced over α from 1e-4 to 1e6."""
+    rows: list[int] = []
+    brackets: list[tuple[float, float]] = []
+    for i, (betas, m) in enumerate(_survey(activation)):
+        f = _balance(conditions, m)
+        for j in np.flatnonzero(f[:-1] * f[1:] < 0.0):
+            rows.append(i)
+            brackets.append((betas[j], betas[j + 1]))
+    if not rows:
+        return ()
+    index = np.array(rows, np.intp)
+    alpha = _ALPHAS[index]
+    beta = _bisected(activation, conditions, alpha, np.array(brackets))
+    m = moments(activation, alpha, beta)
+    with np.errstate(all="ignore"):
+        sound = np.abs(_balance(conditions, m)) < 1e-2  # else a jump, not a zero
+        reading = conditions.reading(m)
+    return _linked(index[sound], beta[sound], reading[sound])
+
+
+@lru_cache(maxsize=64)
+def _survey(activation: Activation) -> tuple[tuple[Array, Moments], ...]:
+    """Values of β and the moments there, for each α of the trace; the methods share them."""
+    rows: list[tuple[Array, Moments]] = []
+    for a in _ALPHAS:
+        if activation.period is not None and a > blurred(activation.period):
+            break
+        betas = _shifts(activation, a)
+        rows.append((betas, moments(activation, np.full_like(betas, a), betas)))
+    return tuple(rows)
+
+
+def _shifts(activation: Activation, alpha: float) -> Array:
+    """Values of β to look at: fine on the scale of φ, and on the scale of α around each kink."""
+    around = [np.asarray([k]) + alpha * _SHIFTS for k in activation.kinks]
+    betas = np.unique(np.concatenate([(0.2 + alpha) * _SHIFTS, *around]))
+    if activation.period is not None:
+        betas = np.linspace(-0.5, 0.5, _SHIFTS.size) * activation.period
+    return betas
+
+
+def _balance(conditions: Conditions, m: Moments) -> Array:
+    with np.errstate(all="ignore"):
+        f = conditions.balance(m)
+        noise = (m.excess < _LEAST_EXCESS * m.variance) | (
+            m.variance < (_LEAST_SPREAD * m.mean) ** 2
+        )
+    return np.where(noise, np.nan, f)
+
+
+def _bisected(
+    activation: Activation, conditions: Conditions, alpha: Array, bracket: Array
+) -> Array:
+    """Zeros of `balance` in β within each bracket, close enough to start from."""
+    low, high = bracket[:, 0], bracket[:, 1]
+    f_low = _balance(conditions, moments(activation, alpha, low))
+    for _ in range(10):
+        middle = 0.5 * (low + high)
+        f = _balance(conditions, moments(activation, alpha, middle))
+        left = f * f_low > 0.0
+        low, high = np.where(left, middle, low), np.where(left, high, middle)
+    return 0.5 * (low + high)
+
+
+def _linked(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[Curve, ...]:
+    """The points of neighbouring rows joined into curves, each to the nearest one left."""
+    open_: list[list[int]] = []
+    closed: list[list[int]] = []
+    for i in range(_ALPHAS.size):
+        free: list[int] = np.flatnonzero(index == i).tolist()
+        pairs = sorted(
+            (
+                abs(beta[c[-1]] - beta[k]) / (0.2 + _ALPHAS[i]) + abs(reading[c[-1]] - reading[k]),
+                n,
+                k,
+            )
+            for n, c in enumerate(open_)
+            for k in free
+        )
+        taken: dict[int, int] = {}
+        for _, n, k in pairs:
+            if n not in taken and k not in taken.values():
+                taken[n] = k
+        closed += [c for n, c in enumerate(open_) if n not in taken]
+        grown = [[*open_[n], k] for n, k in taken.items()]
+        open_ = grown + [[k] for k in free if k not in taken.values()]
+    chains = [np.array(c) for c in closed + open_]
+    return tuple(Curve(_ALPHAS[index[c]], beta[c], reading[c]) for c in chains)
+
+
+def _starts(curves: tuple[Curve, ...], target: float) -> list[tuple[float, float]]:
+    """Points (log α, β) near where a curve reads `target`."""
+    starts: list[tuple[float, float]] = []
+    for curve in curves:
+        gap, log_alpha = curve.reading - target, np.log(curve.alpha)
+        crossing = np.flatnonzero(gap[:-1] * gap[1:] <= 0.0)
+        for i in crossing:
+            t = gap[i] / (gap[i] - gap[i + 1]) if gap[i] != gap[i + 1] else 0.0
+            starts.append(
+                (
+                    float(log_alpha[i] + t * (log_alpha[i + 1] - log_alpha[i])),
+                    float(curve.beta[i] + t * (curve.beta[i + 1] - curve.beta[i])),
+                )
+            )
+        # The curve may turn just beyond its ends or between two points: try from there as well.
+        turns = [0, gap.size - 1, *(1 + np.flatnonzero(np.diff(np.sign(np.diff(gap)))))]
+        near = {i for i in turns if abs(gap[i]) < 0.3}
+        starts += [(float(log_alpha[i]), float(curve.beta[i])) for i in sorted(near)]
+    return starts
+
+
+def _polish(
+    activation: Activation, conditions: Conditions, start: Array, target: float
+) -> tuple[Array, Array]:
+    """Newton's method from every start at once; returns (α, β) where it converged."""
+
+    def equations(log_alpha: Array, beta: Array) -> tuple[Array, Array]:
+        m = moments(activation, np.exp(log_alpha), beta)
+        return conditions.reading(m) - target, conditions.balance(m)
+
+    log_alpha, beta = start
+    with np.errstate(all="ignore"):
+        for _ in range(_NEWTON_STEPS):
+            e = 3e-3
+            d = e * np.exp(log_alpha)
+            moved_a = np.stack([log_alpha, log_alpha + e, log_alpha - e, log_alpha, log_alpha])
+            moved_b = np.stack([beta, beta, beta, beta + d, beta - d])
+            (f, fa, fa_, fb, fb_), (g, ga, ga_, gb, gb_) = equations(moved_a, moved_b)
+            fa, ga, fb, gb = (fa - fa_) / (2 * e), (ga - ga_) / (2 * e), fb - fb_, gb - gb_
+            fb, gb = fb / (2 * d), gb / (2 * d)
+            det = fa * gb - fb * ga
+            step_a, step_b = (fb * g - gb * f) / det, (ga * f - fa * g) / det
+            size = np.maximum(np.abs(step_a), np.abs(step_b) / (0.2 + np.exp(log_alpha)))
+            damp = np.minimum(1.0, 0.5 / size)
+            log_alpha, beta = log_alpha + damp * step_a, beta + damp * step_b
+            if np.nanmax(size, initial=0.0) < 1e-7:  # the next error is its square: rounding
+                break
+        f, g = equations(log_alpha, beta)
+        good = (np.abs(f) < 1e-9) & (np.abs(g) < 1e-6) & (np.abs(log_alpha) < 20.0)
+    return np.exp(log_alpha[good]), beta[good]
+
+
+def _distinct(
+    activation: Activation, conditions: Conditions, alpha: Array, beta: Array
+) -> list[Point]:
+    """The converged points without repetitions, with their output scale, shift and distortion."""
+    found: list[Point] = []
+    m = moments(activation, alpha, beta)
+    gamma, delta = conditions.output(m)
+    reading = np.exp(conditions.reading(m))
+    for a, b, g, d, r in zip(alpha, beta, gamma, delta, reading, strict=True):
+        close = (abs(p.alpha / a - 1) + abs(p.beta - b) / (1 + abs(b)) < 1e-6 for p in found)
+        if not any(close):
+            parameters = (float(a), float(b), float(g), float(d))
+            bend = distortion(activation, parameters)
+            found.append(Point(*parameters, reading=float(r), distortion=bend))
+    return found

@@ -1,0 +1,301 @@
+"""A network as the theory sees it: a graph of inputs, affine layers, activations, sums, concats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Self, assert_never
+
+
+class GraphError(ValueError):
+    """The nodes do not form a network."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """Where data enters. A graph has one, at index 0."""
+
+    origin: str = field(default="", compare=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A dense or convolutional layer with freshly drawn weights."""
+
+    input: int
+    origin: str = field(default="", compare=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The elementwise activation function φ."""
+
+    input: int
+    origin: str = field(default="", compare=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A weighted sum; `weights` need not be normalised.
+
+    Its inputs are taken to be uncorrelated, as they are behind separate affine layers.
+    """
+
+    inputs: tuple[int, ...]
+    weights: tuple[float, ...]
+    origin: str = field(default="", compare=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", tuple(self.inputs))
+        object.__setattr__(self, "weights", tuple(map(float, self.weights)))
+
+
+@dataclass(frozen=True)
+class Concat:
+    """Channels side by side; `widths` counts the channels of each input, equal if left out."""
+
+    inputs: tuple[int, ...]
+    widths: tuple[float, ...] = ()
+    origin: str = field(default="", compare=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", tuple(self.inputs))
+        widths = tuple(map(float, self.widths)) or (1.0,) * len(self.inputs)
+        object.__setattr__(self, "widths", widths)
+
+
+Node = Input | Affine | Activation | Sum | Concat
+
+
+def inputs_of(node: Node) -> tuple[int, ...]:
+    """Indices of the nodes that `node` reads."""
+    match node:
+        case Input():
+            return ()
+        case Affine() | Activation():
+            return (node.input,)
+        case Sum() | Concat():
+            return node.inputs
+        case _:
+            assert_never(node)
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Graph:
+    """A network: its nodes in order of evaluation, each naming the earlier nodes that it reads.
+
+    The first node is the only `Input`, the last one is the output.
+
+    >>> print(Graph([Input(), Affine(0), Activation(1), Affine(2), Sum((1, 3), (0.8, 0.6))]))
+    Graph(5 nodes, 1 activation, depth 1)
+      0  Input
+      1  Affine(0)
+      2  Activation(1)
+      3  Affine(2)
+      4  Sum(0.8·1 + 0.6·3)
+    """
+
+    nodes: tuple[Node, ...]
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        object.__setattr__(self, "nodes", tuple(nodes))
+        if not self.nodes or not isinstance(self.nodes[0], Input):
+            found = _name(self.nodes, 0) if self.nodes else "no nodes"
+            raise GraphError(
+                f"a graph begins with Input() at index 0; found {found}. Put it first."
+            )
+        for index, node in enumerate(self.nodes):
+            if flaw := _flaw(index, node):
+                raise GraphError(f"{_name(self.nodes, index)} {flaw}")
+
+    @classmethod
+    def chain(cls, depth: int) -> Self:
+        """`depth` combined layers in sequence, each an affine map followed by φ (section 2.1).
+
+        >>> Graph.chain(100)
+        Graph(201 nodes, 100 activations, depth 100)
+        """
+        _require_positive("depth", depth)
+        builder = GraphBuilder()
+        x = builder.input()
+        for _ in range(depth):
+            x = builder.activation(builder.affine(x))
+        return cls(builder.nodes)
+
+    @classmethod
+    def residual(cls, blocks: int, branch_depth: int = 3, *, shortcut_weight: float) -> Self:
+        r"""Rescaled ResNet with shortcut weight `w` behind an affine stem (section 2.4, eq. 6).
+
+        $$x^{l+1} = w\,x^l + \sqrt{1-w^2}\,\mathcal{R}(x^l)$$
+
+        where R is `branch_depth` times an activation followed by an affine map.
+
+        >>> Graph.residual(16, shortcut_weight=0.8)
+        Graph(114 nodes, 48 activations, depth 48)
+        """
+        _require_positive("blocks", blocks)
+        _require_positive("branch_depth", branch_depth)
+        if not -1.0 <= shortcut_weight <= 1.0:
+            raise GraphError(
+                f"a normalised sum needs a shortcut_weight in [-1, 1]; found {shortcut_weight:g}."
+            )
+        weights = (shortcut_weight, math.sqrt(1.0 - shortcut_weight**2))
+        builder = GraphBuilder()
+        x = builder.affine(builder.input())
+        for _ in range(blocks):
+            branch = x
+            for _ in range(branch_depth):
+                branch = builder.affine(builder.activation(branch))
+            x = builder.sum((x, branch), weights)
+        return cls(builder.nodes)
+
+    @property
+    def output(self) -> int:
+        """Index of the last node."""
+        return len(self.nodes) - 1
+
+    @cached_property
+    def activations(self) -> int:
+        """Number of activations in the graph."""
+        return sum(isinstance(node, Activation) for node in self.nodes)
+
+    @cached_property
+    def depth(self) -> int:
+        """Number of activations on the longest path from input to output."""
+        depths: list[int] = []
+        for node in self.nodes:
+            longest = max((depths[i] for i in inputs_of(node)), default=0)
+            depths.append(longest + isinstance(node, Activation))
+        return depths[-1]
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.nodes)
+
+    def __hash__(self) -> int:
+        # Programs are cached by graph, and hashing 20,000 nodes takes longer than running them.
+        return self._hash
+
+    def __repr__(self) -> str:
+        plural = "" if self.activations == 1 else "s"
+        return (
+            f"Graph({len(self.nodes)} nodes, {self.activations} activation{plural}, "
+            f"depth {self.depth})"
+        )
+
+    def __str__(self) -> str:
+        """The nodes, one a line; of a long graph, those at both ends."""
+        last = len(self.nodes)
+        shown = range(last) if last <= 20 else [*range(12), *range(last - 6, last)]
+        lines = [repr(self), _line(self.nodes, 0)]
+        for before, index in pairwise(shown):
+            if index != before + 1:
+                lines.append(f"  … {index - before - 1} more …")
+            lines.append(_line(self.nodes, index))
+        return "\n".join(lines)
+
+
+class GraphBuilder:
+    """Builds a graph node by node; every method returns the index of the node that it adds.
+
+    >>> g = GraphBuilder()
+    >>> x = g.affine(g.input())
+    >>> y = g.affine(g.activation(x))
+    >>> g.sum([x, y], weights=[0.8, 0.6])
+    4
+    >>> g.build()
+    Graph(5 nodes, 1 activation, depth 1)
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def input(self, *, origin: str = "") -> int:
+        return self.add(Input(origin=origin))
+
+    def affine(self, input: int, *, origin: str = "") -> int:
+        return self.add(Affine(input, origin=origin))
+
+    def activation(self, input: int, *, origin: str = "") -> int:
+        return self.add(Activation(input, origin=origin))
+
+    def sum(self, inputs: Sequence[int], weights: Sequence[float] = (), *, origin: str = "") -> int:
+        """Add a `Sum`; its weights are all 1 if left out."""
+        weights = tuple(weights) or (1.0,) * len(inputs)
+        return self.add(Sum(tuple(inputs), weights, origin=origin))
+
+    def concat(
+        self, inputs: Sequence[int], widths: Sequence[float] = (), *, origin: str = ""
+    ) -> int:
+        return self.add(Concat(tuple(inputs), tuple(widths), origin=origin))
+
+    def add(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def build(self) -> Graph:
+        """The graph whose output is the node added last."""
+        return Graph(self.nodes)
+
+
+def _require_positive(name: str, count: int) -> None:
+    if count < 1:
+        raise GraphError(f"{name} counts from 1; found {count}. Ask for at least one.")
+
+
+def _name(nodes: Sequence[Node], index: int) -> str:
+    origin = f", {nodes[index].origin}" if nodes[index].origin else ""
+    return f"node {index} ({type(nodes[index]).__name__}{origin})"
+
+
+def _line(nodes: Sequence[Node], index: int) -> str:
+    node = nodes[index]
+    match node:
+        case Input():
+            text = "Input"
+        case Affine() | Activation():
+            text = f"{type(node).__name__}({node.input})"
+        case Sum():
+            terms = zip(node.weights, node.inputs, strict=True)
+            text = f"Sum({' + '.join(f'{w:g}·{i}' for w, i in terms)})"
+        case Concat():
+            terms = zip(node.inputs, node.widths, strict=True)
+            text = f"Concat({', '.join(f'{i}: {width:g}' for i, width in terms)})"
+        case _:
+            assert_never(node)
+    line = f"{index:3}  {text}  {node.origin}".rstrip()
+    return line if len(line) <= 100 else line[:99] + "…"
+
+
+def _flaw(index: int, node: Node) -> str:
+    """What forbids `node` at `index`, and what to do about it; empty if nothing does."""
+    if late := [i for i in inputs_of(node) if not 0 <= i < index]:
+        return (
+            f"reads node {late[0]}, which does not come before it. "
+            "List the nodes in order of evaluation."
+        )
+    match node:
+        case Input():
+            return "is a second input. Join the inputs into one." if index else ""
+        case Affine() | Activation():
+            return ""
+        case Sum(inputs, weights):
+            if not inputs:
+                return "adds nothing. Give it an input."
+            if len(inputs) != len(weights):
+                return f"has {len(inputs)} inputs and {len(weights)} weights. Give one for each."
+            if not (all(map(math.isfinite, weights)) and any(weights)):
+                return f"needs finite weights, not all zero; found {weights}."
+        case Concat(inputs, widths):
+            if not inputs:
+                return "joins nothing. Give it an input."
+            if len(inputs) != len(widths):
+                return f"has {len(inputs)} inputs and {len(widths)} widths. Give one for each."
+            if not all(0.0 < width < math.inf for width in widths):
+                return f"needs positive finite widths; found {widths}. Count its channels."
+        case _:
+            assert_never(node)
+    return ""

@@ -1,0 +1,149 @@
+"""What `solve` returns: the shaped activation, what it was asked for, and how well it answers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from .activations import Activation, Array, activation, activation_names, transform
+from .maps import c_map, leaky_relu_c_map, q_map, tabulated_c_map
+
+_MOST_RESIDUAL = 1e-10
+
+
+class UnreachableTargetError(ValueError):
+    """No transformation of this activation meets the target in this network."""
+
+
+class ClampedTargetWarning(UserWarning):
+    """The target was out of reach, and the nearest one within reach was taken."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    r"""The activation $\hat\phi$ and the initial weights that shape a network, with their proof.
+
+    $\hat\phi(x)$ = `output_scale` · (φ(`input_scale` · x + `input_shift`) + `output_shift`), where
+    φ is `base`; a parameter that the method does not use is None. Weights are drawn with standard
+    deviation `sigma_w` / √fan-in, biases with `sigma_b`. `targets` names the conditions, in the
+    paper's symbols, with the value each was to have; `residuals` says by how much it is missed, by
+    a second quadrature. `q` is the q value that every layer holds: 1, but for EOC.
+
+    A solution can be called on arrays:
+
+    >>> from skipless import Graph, solve
+    >>> trelu = solve(Graph.chain(100))
+    >>> abs(trelu(-1.0) / trelu(1.0) + trelu.negative_slope) < 1e-15
+    np.True_
+    """
+
+    activation: str
+    negative_slope: float | None = None
+    input_scale: float | None = None
+    input_shift: float | None = None
+    output_scale: float | None = None
+    output_shift: float | None = None
+    sigma_w: float = 1.0
+    sigma_b: float = 0.0
+    q: float = 1.0
+    targets: Mapping[str, float] = field(default_factory=dict[str, float])
+    residuals: Mapping[str, float] = field(default_factory=dict[str, float])
+    custom: Activation | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, phi: Activation) -> Self:
+        """The solution that leaves `phi` as it is, to be filled in by `dataclasses.replace`."""
+        name = "leaky_relu" if phi.negative_slope is not None else phi.name
+        known = name in activation_names() and activation(name, phi.negative_slope) is phi
+        return cls(name, negative_slope=phi.negative_slope, custom=None if known else phi)
+
+    @property
+    def parameters(self) -> dict[str, float | None]:
+        """The numbers that define the shaped network, None where the method does not use one."""
+        return {
+            "negative_slope": self.negative_slope,
+            "input_scale": self.input_scale,
+            "input_shift": self.input_shift,
+            "output_scale": self.output_scale,
+            "output_shift": self.output_shift,
+            "sigma_w": self.sigma_w,
+            "sigma_b": self.sigma_b,
+        }
+
+    @property
+    def base(self) -> Activation:
+        """The φ that is transformed: the one called `activation`, or the user's own."""
+        return self.custom or activation(self.activation, self.negative_slope)
+
+    @cached_property
+    def shaped(self) -> Activation:
+        """φ̂ with its slope, curvature and kinks."""
+        return transform(
+            self.base,
+            1.0 if self.input_scale is None else self.input_scale,
+            0.0 if self.input_shift is None else self.input_shift,
+            1.0 if self.output_scale is None else self.output_scale,
+            0.0 if self.output_shift is None else self.output_shift,
+        )
+
+    def __call__(self, x: npt.ArrayLike) -> Array:
+        return self.shaped(x)
+
+    def q_map(self, q: float) -> float:
+        """Q map of one layer, from pre-activation to pre-activation."""
+        return self.sigma_w**2 * q_map(self.shaped, q) + self.sigma_b**2
+
+    @cached_property
+    def c_map(self) -> Callable[[Array], Array]:
+        """C map of one layer at the q value that the network holds; vectorised, quick to call."""
+        slope = self.negative_slope
+        homogeneous = slope is not None and not self.input_shift and not self.output_shift
+        if homogeneous and slope is not None and self.sigma_b == 0.0:
+            return lambda c: _each(lambda t: leaky_relu_c_map(t, slope), c)
+        q = self.q or 1e-12  # for layers that are drawn to q = 0, the limit
+        inner, bias = tabulated_c_map(self.shaped, q), self.sigma_b**2 / q
+        return lambda c: (1.0 - bias) * inner(c) + bias
+
+    def local_c_map(self, c: float, q: float) -> float:
+        """C map of φ̂ alone between two inputs of the same `q`, for `propagate`."""
+        return float(c_map(self.shaped, c, q))
+
+    @cached_property
+    def largest_residual(self) -> float:
+        return max((abs(r) for r in self.residuals.values()), default=0.0)
+
+    def checked(self, targets: Mapping[str, float], attained: Mapping[str, float]) -> Solution:
+        """This solution with its targets and residuals, if none of these is large."""
+        residuals = {name: attained[name] - target for name, target in targets.items()}
+        for name, residual in residuals.items():
+            if not abs(residual) <= _MOST_RESIDUAL * max(1.0, abs(targets[name])):
+                raise ArithmeticError(
+                    f"{self.activation}: {name} = {targets[name]:g} was solved for, but a second "
+                    f"quadrature finds {attained[name]:.12g}. Please report this case."
+                )
+        return replace(self, targets=dict(targets), residuals=residuals)
+
+
+def _each(f: Callable[[float], float], c: Array) -> Array:
+    return np.reshape([f(t) for t in np.ravel(c).tolist()], np.shape(c))
+
+
+def give_way(clamp: bool, name: str, asked: float, nearest: float, why: str) -> float:
+    """The nearest target, with a warning, if it may be taken; else the error that says why not."""
+    if not clamp:
+        raise UnreachableTargetError(
+            f"{name} = {asked:g} is out of reach: {why}, or take the nearest target, "
+            f"{nearest:.4g}, with clamp=True (--clamp)."
+        )
+    warnings.warn(
+        f"{name} = {asked:g} is out of reach; took {nearest:.6g}, the nearest within reach.",
+        ClampedTargetWarning,
+        stacklevel=5,
+    )
+    return nearest

@@ -1,0 +1,93 @@
+"""solve(graph, method, activation) -> Solution: the activation that shapes a network's kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import assert_never
+
+from scipy.optimize import brentq
+
+from .activations import Activation
+from .activations import activation as look_up
+from .edge import eoc
+from .graph import Activation as ActivationNode
+from .graph import Graph
+from .methods import DKS, EOC, TAT, Method
+from .network import max_slope, propagate
+from .rectifier import dks_leaky_relu, dks_relu, tat_leaky_relu
+from .smooth import dks_smooth, tat_smooth
+from .solution import Solution
+
+
+def solve(
+    graph: Graph,
+    method: Method = TAT(),  # noqa: B008 - frozen, so that sharing it is safe
+    activation: str | Activation = "leaky_relu",
+    *,
+    clamp: bool = False,
+) -> Solution:
+    r"""The activation and the initial variances with which `graph` meets the targets of `method`.
+
+    Of several solutions it takes the one with the most stable Q map (`curves.points` says how).
+    Its conditions are checked by a second quadrature, to 1e-10, before it is returned. If no
+    solution exists, `UnreachableTargetError` says what can be reached; with `clamp=True` the
+    nearest target within reach is taken instead, with a `ClampedTargetWarning`.
+
+    A TReLU network of 100 layers:
+
+    >>> solution = solve(Graph.chain(100), TAT(eta=0.9))
+    >>> solution.targets["mu0"], solution.largest_residual < 1e-10
+    (0.9, True)
+    """
+    phi = look_up(activation)
+    if graph.activations == 0:
+        raise ValueError(
+            f"{type(method).__name__} was asked to shape a network, but this graph has no "
+            "activation node. Give one with at least one."
+        )
+    if not (phi.is_homogeneous and isinstance(method, TAT | EOC)):
+        _demand_unit_q(graph, phi)
+    match method:
+        case TAT(eta=eta, tau=tau):
+            if phi.negative_slope is not None:
+                return tat_leaky_relu(graph, eta, clamp)
+            return tat_smooth(graph, tau, phi, clamp)
+        case DKS(zeta=zeta):
+            slope = _slope_for(graph, zeta)
+            if phi.negative_slope is not None:
+                return dks_leaky_relu(graph, zeta, slope, clamp)
+            if phi is look_up("relu"):
+                return dks_relu(graph, zeta, slope)
+            return dks_smooth(graph, zeta, slope, phi, clamp)
+        case EOC(sigma_b=sigma_b):
+            return eoc(sigma_b, phi, clamp)
+        case _:
+            assert_never(method)
+
+
+def _slope_for(graph: Graph, zeta: float) -> float:
+    """The local C'(1) for which the maximal slope over all subnetworks is `zeta`."""
+
+    def gap(log_slope: float) -> float:
+        return math.log(max_slope(graph, math.exp(log_slope))) - math.log(zeta)
+
+    # A path of `depth` activations gives at most slope^depth, a single activation at least slope.
+    low, high = math.log(zeta) / graph.depth, math.log(zeta)
+    for end in (low, high):
+        if abs(gap(end)) < 1e-13:  # a chain or a lone activation: the bracket has no width
+            return math.exp(end)
+    return math.exp(float(brentq(gap, low, high, xtol=1e-300, rtol=1e-15)))
+
+
+def _demand_unit_q(graph: Graph, phi: Activation) -> None:
+    """Refuse a graph whose sums change q: only a homogeneous φ has the same C map at every q."""
+    at = propagate(graph, q_map=lambda q: q, c_map=lambda c, _: c)
+    for node in graph.nodes:
+        if isinstance(node, ActivationNode) and abs((q := at[node.input].q) - 1.0) > 1e-9:
+            where = f" ({node.origin})" if node.origin else ""
+            raise ValueError(
+                f"{phi.name} was to be shaped at q = 1, but an activation of this graph{where} "
+                f"receives q = {q:.6g} from sums that are not normalised. Scale the weights of "
+                "every sum so that their squares add up to 1, or use TAT with leaky_relu, which "
+                "holds at every q."
+            )

@@ -1,0 +1,1 @@
+"""What is computed for people to look at; the rooms meet here."""

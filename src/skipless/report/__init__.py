@@ -1,0 +1,1 @@
+"""Tables and figures from plain numbers; this room never opens a model."""

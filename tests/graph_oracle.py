@@ -1,0 +1,155 @@
+"""Fold and subnetworks by brute force, from the definitions; and small random graphs to try."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from itertools import chain, combinations
+
+from hypothesis import strategies as st
+
+from skipless.core.graph import (
+    Activation,
+    Affine,
+    Concat,
+    Graph,
+    GraphBuilder,
+    Input,
+    Sum,
+    inputs_of,
+)
+
+Function = Callable[[float], float]
+Subnetwork = tuple[int, int]  # the node that it reads, the node that it ends with
+
+
+def layers(graph: Graph) -> frozenset[int]:
+    """All nodes but the input that the output depends on."""
+    found: frozenset[int] = frozenset()
+    ahead = {len(graph.nodes) - 1}
+    while ahead:
+        found |= ahead
+        ahead = set(chain.from_iterable(inputs_of(graph.nodes[i]) for i in ahead))
+    return found - {0}
+
+
+def subnetworks(graph: Graph) -> Iterator[Subnetwork]:
+    """Every subset of the layers that is a network with a single input and a single output.
+
+    Of all that a subset reads, one node lies outside it; of all its members, one is read outside
+    it or is the output of the whole network.
+    """
+    network = layers(graph)
+    read = {i: inputs_of(graph.nodes[i]) for i in network}
+    output = len(graph.nodes) - 1
+    for size in range(1, len(network) + 1):
+        for members in map(frozenset, combinations(sorted(network), size)):
+            entries = frozenset(chain.from_iterable(read[i] for i in members)) - members
+            outside = chain.from_iterable(read[i] for i in network - members)
+            exits = (frozenset(outside) | {output}) & members
+            if len(entries) == len(exits) == 1:
+                yield next(iter(entries)), next(iter(exits))
+
+
+def q_value(graph: Graph, index: int) -> Fraction:
+    """The q value of a node where Q(q) = q and the input has q = 1."""
+    match node := graph.nodes[index]:
+        case Input():
+            return Fraction(1)
+        case Affine() | Activation():
+            return q_value(graph, node.input)
+        case Sum() | Concat():
+            parts = q_parts(graph, node)
+            channels = 1 if isinstance(node, Sum) else sum(map(Fraction, node.widths))
+            return sum(parts, Fraction(0)) / channels
+
+
+def q_parts(graph: Graph, node: Sum | Concat) -> list[Fraction]:
+    factors = (
+        [Fraction(w) ** 2 for w in node.weights]
+        if isinstance(node, Sum)
+        else [Fraction(width) for width in node.widths]
+    )
+    return [factor * q_value(graph, i) for factor, i in zip(factors, node.inputs, strict=True)]
+
+
+def value(graph: Graph, subnetwork: Subnetwork, r: Function, x: float) -> float:
+    """U_{g,r}(x), by recursion from the subnetwork's last node (appendix B.4)."""
+    start, index = subnetwork
+    if index == start:
+        return x
+    match node := graph.nodes[index]:
+        case Input():
+            raise AssertionError("a subnetwork reads its input only")
+        case Affine():
+            return value(graph, (start, node.input), r, x)
+        case Activation():
+            return r(value(graph, (start, node.input), r, x))
+        case Sum() | Concat():
+            parts = q_parts(graph, node)
+            terms = [value(graph, (start, i), r, x) for i in node.inputs]
+            return math.fsum(
+                float(part / sum(parts)) * term for part, term in zip(parts, terms, strict=True)
+            )
+
+
+WEIGHTS = st.sampled_from([-2.0, -1.0, -0.6, 0.0, 0.3, 0.8, 1.0])
+WIDTHS = st.sampled_from([1.0, 2.0, 5.0])
+
+
+@st.composite
+def merges(draw: st.DrawFn, inputs: list[int]) -> Sum | Concat:
+    count = len(inputs)
+    if draw(st.booleans()):
+        weights = draw(st.lists(WEIGHTS, min_size=count, max_size=count).filter(any))
+        return Sum(tuple(inputs), tuple(weights))
+    widths = draw(st.just([]) | st.lists(WIDTHS, min_size=count, max_size=count))
+    return Concat(tuple(inputs), tuple(widths))
+
+
+@st.composite
+def tangled_graphs(draw: st.DrawFn) -> Graph:
+    """Nodes that read any earlier nodes, some twice; nodes that nothing reads."""
+    builder = GraphBuilder()
+    builder.input()
+    for size in range(1, draw(st.integers(1, 8)) + 1):
+        earlier = st.integers(max(0, size - 4), size - 1)
+        match draw(st.sampled_from(["activation", "merge", "affine"])):
+            case "affine":
+                builder.affine(draw(earlier))
+            case "activation":
+                builder.activation(draw(earlier))
+            case _:
+                inputs = draw(st.lists(earlier, min_size=1, max_size=3))
+                builder.add(draw(merges(inputs)))
+    if draw(st.booleans()):
+        last = len(builder.nodes)
+        read = chain.from_iterable(inputs_of(node) for node in builder.nodes)
+        builder.add(draw(merges(sorted(set(range(last)) - set(read)))))
+    return builder.build()
+
+
+@st.composite
+def nested_graphs(draw: st.DrawFn) -> Graph:
+    """Residual blocks behind and inside one another."""
+    builder = GraphBuilder()
+
+    def block(x: int, nesting: int) -> int:
+        for _ in range(draw(st.integers(1, 2))):
+            if nesting and len(builder.nodes) < 9 and draw(st.booleans()):
+                ends = [block(x, nesting - 1) for _ in range(draw(st.integers(1, 2)))]
+                x = builder.add(draw(merges([x, *ends])))
+            else:
+                x = builder.activation(x) if draw(st.booleans()) else builder.affine(x)
+        return x
+
+    x = builder.input()
+    while len(builder.nodes) < 6:
+        x = block(x, nesting=2)
+    return builder.build()
+
+
+def graphs() -> st.SearchStrategy[Graph]:
+    """Small graphs: with sums and concatenations, dead ends, repeated inputs, nested blocks."""
+    return tangled_graphs() | nested_graphs()
