@@ -6,15 +6,20 @@ an equation `balance(α, β) = 0`. Its solutions are a few curves in the half pl
 for every network. The network only says how far along a curve to go, by the `reading` that the
 fourth condition prescribes: $C'(1) - 1$ for DKS, $C''(1)$ for TAT.
 
-So the curves are traced once for each φ and kept; a solve interpolates its starting points on them
-and polishes each with a few steps of Newton's method. Following curves, instead of starting a root
+So the curves are traced once for each φ and kept; a solve interpolates its starting point on one
+and polishes it with a few steps of Newton's method. Following curves, instead of starting a root
 finder somewhere, finds every solution, and keeps to one branch as the depth changes.
+
+Of several curves the one with the most stable Q map is taken, for all targets that it reaches:
+the one with the least `distortion` where it reads 1e-5, as in a network of ten thousand layers. Mirror
+images such as φ̂(-x) and -φ̂(-x) have the same maps; of these, α and γ are positive and |β| is as
+small as it can be, with β > 0 where the sign is free.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -29,6 +34,7 @@ _SHIFTS = np.sinh(np.linspace(-math.asinh(30.0), math.asinh(30.0), 101))
 _NEWTON_STEPS = 10
 # Below these the moments are rounding error: a flat or an exactly linear stretch of φ.
 _LEAST_EXCESS, _LEAST_SPREAD = 1e-10, 1e-9
+_DEEP = 1e-5
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,6 @@ class Point:
     gamma: float
     delta: float
     reading: float
-    distortion: float
 
 
 @dataclass(frozen=True)
@@ -98,28 +103,10 @@ TAT_CONDITIONS = tuple(
 )
 
 
-def points(activation: Activation, conditions: Conditions, target: float) -> list[Point]:
-    """All transformations of φ that satisfy `conditions` and read `target`, the best first.
-
-    The best one has the least distorted Q map (`distortion`). Mirror images such as
-    φ̂(-x) and -φ̂(-x), which have the same maps, count as one: α and γ are positive, and |β| is as
-    small as it can be, with β > 0 where the sign is free.
-    """
-    starts = _starts(trace(activation, conditions), math.log(target))
-    if not starts:
-        return []
-    alpha, beta = _polish(activation, conditions, np.array(starts).T, math.log(target))
-    found = _distinct(activation, conditions, alpha, beta) if alpha.size else []
-    least = min((p.distortion for p in found), default=0.0)
-    # Mirror images agree but for rounding; 1e-4 is far below what tells two branches apart.
-    return sorted(
-        found,
-        key=lambda p: (
-            0.0 if p.distortion <= least * (1.0 + 1e-4) else p.distortion,
-            round(abs(p.beta), 9),
-            p.beta < 0.0,
-        ),
-    )
+def points(activation: Activation, conditions: Conditions, target: float) -> Iterator[Point]:
+    """The transformations of φ that satisfy `conditions` and read `target`, the best first."""
+    for curve in trace(activation, conditions):
+        yield from _points_on(curve, activation, conditions, target)
 
 
 def reachable(activation: Activation, conditions: Conditions) -> tuple[float, float] | None:
@@ -148,7 +135,25 @@ def distortion(activation: Activation, parameters: tuple[float, float, float, fl
 
 @lru_cache(maxsize=256)
 def trace(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]:
-    """The curves on which `balance` vanishes, traced over α from 1e-4 to 1e6."""
+    """The curves on which `balance` vanishes, traced over α from 1e-4 to 1e6, the best first."""
+    curves = _curves(activation, conditions)
+    ranks = [_rank(curve, activation, conditions) for curve in curves]
+    return tuple(curves[i] for i in sorted(range(len(curves)), key=ranks.__getitem__))
+
+
+def _rank(
+    curve: Curve, activation: Activation, conditions: Conditions
+) -> tuple[float, float, bool]:
+    """A key that sorts the curves: by distortion in a deep network, then by canonical form."""
+    deep = next(_points_on(curve, activation, conditions, _DEEP), None)
+    if deep is None:
+        return math.inf, -float(np.ptp(curve.reading)), bool(curve.beta[0] < 0.0)
+    bend = distortion(activation, (deep.alpha, deep.beta, deep.gamma, deep.delta))
+    # Mirror images agree to rounding error; five digits make them equal.
+    return float(f"{bend:.4e}"), float(f"{abs(deep.beta):.4e}"), deep.beta < 0.0
+
+
+def _curves(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]:
     rows: list[int] = []
     brackets: list[tuple[float, float]] = []
     for i, (betas, m) in enumerate(_survey(activation)):
@@ -238,24 +243,42 @@ def _linked(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[C
     return tuple(Curve(_ALPHAS[index[c]], beta[c], reading[c]) for c in chains)
 
 
-def _starts(curves: tuple[Curve, ...], target: float) -> list[tuple[float, float]]:
-    """Points (log α, β) near where a curve reads `target`."""
+def _points_on(
+    curve: Curve, activation: Activation, conditions: Conditions, target: float
+) -> Iterator[Point]:
+    """The points of one curve that read `target`, those nearest to its deep end first."""
+    starts = _starts(curve, math.log(target))
+    if not starts:
+        return
+    alpha, beta = _polish(activation, conditions, np.array(starts).T, math.log(target))
+    if not alpha.size:
+        return
+    m = moments(activation, alpha, beta)
+    gamma, delta = conditions.output(m)
+    rows = np.stack([alpha, beta, gamma, delta, np.exp(conditions.reading(m))], axis=1)
+    if curve.reading[-1] < curve.reading[0]:
+        rows = rows[::-1]
+    seen: list[Point] = []
+    for row in rows.tolist():
+        point = Point(*row)
+        if not any(abs(math.log(p.alpha / point.alpha)) < 1e-6 for p in seen):
+            seen.append(point)
+            yield point
+
+
+def _starts(curve: Curve, target: float) -> list[tuple[float, float]]:
+    """Points (log α, β) near where the curve reads `target`, in order of α."""
+    gap, log_alpha = curve.reading - target, np.log(curve.alpha)
     starts: list[tuple[float, float]] = []
-    for curve in curves:
-        gap, log_alpha = curve.reading - target, np.log(curve.alpha)
-        crossing = np.flatnonzero(gap[:-1] * gap[1:] <= 0.0)
-        for i in crossing:
-            t = gap[i] / (gap[i] - gap[i + 1]) if gap[i] != gap[i + 1] else 0.0
-            starts.append(
-                (
-                    float(log_alpha[i] + t * (log_alpha[i + 1] - log_alpha[i])),
-                    float(curve.beta[i] + t * (curve.beta[i + 1] - curve.beta[i])),
-                )
-            )
-        # The curve may turn just beyond its ends or between two points: try from there as well.
-        turns = [0, gap.size - 1, *(1 + np.flatnonzero(np.diff(np.sign(np.diff(gap)))))]
-        near = {i for i in turns if abs(gap[i]) < 0.3}
-        starts += [(float(log_alpha[i]), float(curve.beta[i])) for i in sorted(near)]
+    for i in np.flatnonzero(gap[:-1] * gap[1:] <= 0.0):
+        t = gap[i] / (gap[i] - gap[i + 1]) if gap[i] != gap[i + 1] else 0.0
+        between = [x[i] + t * (x[i + 1] - x[i]) for x in (log_alpha, curve.beta)]
+        starts.append((float(between[0]), float(between[1])))
+    if not starts:
+        # The curve may turn just beyond its ends or between two points: try from there.
+        turns = {0, gap.size - 1, *(1 + np.flatnonzero(np.diff(np.sign(np.diff(gap))))).tolist()}
+        near = sorted(i for i in turns if abs(gap[i]) < 0.3)
+        starts = [(float(log_alpha[i]), float(curve.beta[i])) for i in near]
     return starts
 
 
@@ -268,40 +291,25 @@ def _polish(
         m = moments(activation, np.exp(log_alpha), beta)
         return conditions.reading(m) - target, conditions.balance(m)
 
-    log_alpha, beta = start
+    log_alpha, beta = start[0], start[1]
+    e = 3e-3
     with np.errstate(all="ignore"):
         for _ in range(_NEWTON_STEPS):
-            e = 3e-3
             d = e * np.exp(log_alpha)
             moved_a = np.stack([log_alpha, log_alpha + e, log_alpha - e, log_alpha, log_alpha])
             moved_b = np.stack([beta, beta, beta, beta + d, beta - d])
-            (f, fa, fa_, fb, fb_), (g, ga, ga_, gb, gb_) = equations(moved_a, moved_b)
-            fa, ga, fb, gb = (fa - fa_) / (2 * e), (ga - ga_) / (2 * e), fb - fb_, gb - gb_
-            fb, gb = fb / (2 * d), gb / (2 * d)
-            det = fa * gb - fb * ga
-            step_a, step_b = (fb * g - gb * f) / det, (ga * f - fa * g) / det
+            f, g = equations(moved_a, moved_b)
+            f_a, g_a = (f[1] - f[2]) / (2.0 * e), (g[1] - g[2]) / (2.0 * e)
+            f_b, g_b = (f[3] - f[4]) / (2.0 * d), (g[3] - g[4]) / (2.0 * d)
+            det = f_a * g_b - f_b * g_a
+            step_a = (f_b * g[0] - g_b * f[0]) / det
+            step_b = (g_a * f[0] - f_a * g[0]) / det
             size = np.maximum(np.abs(step_a), np.abs(step_b) / (0.2 + np.exp(log_alpha)))
             damp = np.minimum(1.0, 0.5 / size)
             log_alpha, beta = log_alpha + damp * step_a, beta + damp * step_b
-            if np.nanmax(size, initial=0.0) < 1e-7:  # the next error is its square: rounding
+            if np.nanmax(size, initial=0.0) < 1e-9:
                 break
-        f, g = equations(log_alpha, beta)
-        good = (np.abs(f) < 1e-9) & (np.abs(g) < 1e-6) & (np.abs(log_alpha) < 20.0)
+        last_f, last_g = equations(log_alpha, beta)
+        noise = 1e-15 * np.exp(-2.0 * log_alpha)  # of moments that are differences of order α²
+        good = (np.abs(last_f) < 1e-9 + noise) & (np.abs(last_g) < 1e-6 + noise)
     return np.exp(log_alpha[good]), beta[good]
-
-
-def _distinct(
-    activation: Activation, conditions: Conditions, alpha: Array, beta: Array
-) -> list[Point]:
-    """The converged points without repetitions, with their output scale, shift and distortion."""
-    found: list[Point] = []
-    m = moments(activation, alpha, beta)
-    gamma, delta = conditions.output(m)
-    reading = np.exp(conditions.reading(m))
-    for a, b, g, d, r in zip(alpha, beta, gamma, delta, reading, strict=True):
-        close = (abs(p.alpha / a - 1) + abs(p.beta - b) / (1 + abs(b)) < 1e-6 for p in found)
-        if not any(close):
-            parameters = (float(a), float(b), float(g), float(d))
-            bend = distortion(activation, parameters)
-            found.append(Point(*parameters, reading=float(r), distortion=bend))
-    return found

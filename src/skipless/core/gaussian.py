@@ -35,8 +35,8 @@ class QuadratureError(ArithmeticError):
 
 def density(z: Array) -> Array:
     """Density of N(0, 1)."""
-    values: Array = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
-    return values
+    bell: Array = np.exp(-0.5 * z * z)
+    return bell / math.sqrt(2.0 * math.pi)
 
 
 def cuts(activation: Activation, scale: float, shift: float = 0.0) -> Array:

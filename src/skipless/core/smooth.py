@@ -55,10 +55,8 @@ def dks_smooth(graph: Graph, zeta: float, slope: float, phi: Activation, clamp: 
 def _best(phi: Activation, families: tuple[Conditions, ...], target: float) -> Point | None:
     if phi.degree is not None:
         return None
-    for conditions in families:
-        if found := points(phi, conditions, target):
-            return found[0]
-    return None
+    candidates = (point for c in families for point in points(phi, c, target))
+    return next(candidates, None)
 
 
 def _span(phi: Activation, families: tuple[Conditions, ...], method: str) -> tuple[float, float]:
