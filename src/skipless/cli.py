@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MethodName = Literal["tat", "dks", "eoc"]
 _METHODS: tuple[MethodName, ...] = ("tat", "dks", "eoc")
-_MOST_LAYERS = 1_000_000
+_MOST_LAYERS = 100_000
 
 
 def main(arguments: list[str] | None = None) -> int:

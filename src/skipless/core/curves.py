@@ -11,9 +11,9 @@ and polishes it with a few steps of Newton's method. Following curves, instead o
 finder somewhere, finds every solution, and keeps to one branch as the depth changes.
 
 Of several curves the one with the most stable Q map is taken, for all targets that it reaches:
-the one with the least `distortion` where it reads 1e-5, as in a network of ten thousand layers. Mirror
-images such as φ̂(-x) and -φ̂(-x) have the same maps; of these, α and γ are positive and |β| is as
-small as it can be, with β > 0 where the sign is free.
+the one with the least `distortion` where it reads 1e-5, as in a network of ten thousand layers.
+Mirror images such as φ̂(-x) and -φ̂(-x) have the same maps; of these, α and γ are positive and |β|
+is as small as it can be, with β > 0 where the sign is free.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ DKS_CONDITIONS = Conditions(
     reading=lambda m: _log(m.excess / m.variance),
     output=_dks_output,
 )
-# In the deep limit Q″(1) = (3/2 - √2) C″(1) on the first family and (3/2 + √2) C″(1), 34 times
-# more, on the second. The first is taken wherever it has a solution.
+# As α goes to 0, Q″(1) goes to (3/2 - √2) C″(1) on the first family and to (3/2 + √2) C″(1), 34
+# times more, on the second. The first is taken wherever it has a solution.
 TAT_CONDITIONS = tuple(
     Conditions(
         name,
@@ -123,9 +123,9 @@ def distortion(activation: Activation, parameters: tuple[float, float, float, fl
 
     $$\int_1^\infty \left|\log\frac{Q(q)}{q}\right| q^{-3/2}\, dq$$
 
-    $Q(1) = Q'(1) = 1$ holds for all solutions, and as the network deepens they even share $Q''(1)$;
-    what sets them apart is how far q may grow before Q stops following it. The weight
-    $q^{-3/2}$ is the one for which that shows at every depth.
+    $Q(1) = Q'(1) = 1$ holds for all solutions, and those with α going to 0 in deep networks even
+    share $Q''(1)$ there; what sets them apart is how far q may grow before Q stops following it.
+    The weight $q^{-3/2}$ is one for which that shows at every depth.
     """
     u = np.arange(0.0, 30.0, 0.5)
     q = np.exp(u)

@@ -35,8 +35,7 @@ class QuadratureError(ArithmeticError):
 
 def density(z: Array) -> Array:
     """Density of N(0, 1)."""
-    bell: Array = np.exp(-0.5 * z * z)
-    return bell / math.sqrt(2.0 * math.pi)
+    return np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
 
 
 def cuts(activation: Activation, scale: float, shift: float = 0.0) -> Array:
@@ -46,7 +45,7 @@ def cuts(activation: Activation, scale: float, shift: float = 0.0) -> Array:
     if activation.period is not None:
         step = 0.5 * activation.period
         n = min(math.ceil((_REACH * abs(scale) + abs(shift)) / step), _MOST_PERIODS)
-        x = np.concatenate([x, step * np.arange(-n, n + 1)])
+        x = np.concatenate([x, step * np.arange(-n, n + 1.0)])
     return (x - shift) / scale
 
 

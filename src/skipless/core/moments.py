@@ -44,6 +44,22 @@ class Moments:
     tilt: Array
     bending: Array
 
+    def conditions(self, gamma: float, delta: float) -> dict[str, float]:
+        """What γ(ψ + δ) makes of every condition, for moments of a single pair (α, β).
+
+        C maps are normalised by Q(1), which keeps C'(1) - 1 accurate: a deep network raises C'(1)
+        to the power of its depth.
+        """
+        mean = float(self.mean) + delta
+        square = float(self.variance) + mean**2
+        return {
+            "Q(1)": gamma**2 * square,
+            "Q'(1)": gamma**2 * float(self.variance + self.imbalance + mean * self.tilt),
+            "C(0)": mean**2 / square,
+            "C'(1)": 1.0 + (float(self.excess) - mean**2) / square,
+            "C''(1)": float(self.bending) / square,
+        }
+
 
 def moments(activation: Activation, alpha: Array, beta: Array) -> Moments:
     """The moments of φ(αz + β), for α > 0 and β of one shape."""

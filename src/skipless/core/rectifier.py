@@ -39,14 +39,11 @@ def tat_leaky_relu(graph: Graph, eta: float, clamp: bool) -> Solution:
     alpha = negative_slope(kappa)
     gamma = math.sqrt(2.0 / (1.0 + alpha * alpha))
     m = confirmed_moments(activation("leaky_relu", alpha), 1.0, 0.0)
-    attained = {
-        "Q(1)": gamma**2 * float(m.variance + m.mean**2),
-        "C'(1)": gamma**2 * float(m.variance + m.excess),
-        # C(0) = E[φ̂]² = κ/π by quadrature, so that μ⁰ does not rest on the closed form alone.
-        "mu0": c_at_zero(math.pi * gamma**2 * float(m.mean) ** 2),
-    }
+    local = m.conditions(gamma, 0.0)
+    # C(0) = κ/π by quadrature, so that μ⁰ does not rest on the closed form alone.
+    local["mu0"] = c_at_zero(math.pi * local["C(0)"])
     found = Solution("leaky_relu", negative_slope=alpha, output_scale=gamma)
-    return found.checked({"Q(1)": 1.0, "C'(1)": 1.0, "mu0": eta}, attained)
+    return found.checked({"Q(1)": 1.0, "C'(1)": 1.0, "mu0": eta}, local)
 
 
 def dks_leaky_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solution:
@@ -124,12 +121,5 @@ def _relu_depth(eta: float) -> int:
 def _dks_attained(graph: Graph, found: Solution, m: Moments) -> dict[str, float]:
     assert found.output_scale is not None
     assert found.output_shift is not None
-    square, mean = found.output_scale**2, float(m.mean) + found.output_shift
-    slope = square * float(m.variance + m.excess)
-    return {
-        "Q(1)": square * (float(m.variance) + mean**2),
-        "Q'(1)": square * (float(m.variance + m.imbalance) + mean * float(m.tilt)),
-        "C(0)": square * mean**2,
-        "C'(1)": slope,
-        "mu1": max_slope(graph, slope),
-    }
+    local = m.conditions(found.output_scale, found.output_shift)
+    return local | {"mu1": max_slope(graph, local["C'(1)"])}

@@ -15,7 +15,7 @@ from .solution import Solution, UnreachableTargetError, give_way
 
 
 def tat_smooth(graph: Graph, tau: float, phi: Activation, clamp: bool) -> Solution:
-    r"""$Q(1) = Q'(1) = C'(1) = 1$ and $\mu^2_f = \tau$ (equations 14 to 17, algorithm 2)."""
+    r"""$Q(1) = Q'(1) = C'(1) = 1$ and $\mu^2_f = \tau$ (equations 14 to 16, algorithm 2)."""
     if phi.has_slope_jump:
         raise UnreachableTargetError(
             f"TAT by tau was asked for {phi.name}, but its slope jumps, so that C''(1) is infinite "
@@ -104,14 +104,7 @@ def _why(
 def _conditions(phi: Activation, point: Point) -> dict[str, float]:
     """Every local condition at `point`, by the second quadrature."""
     m = confirmed_moments(phi, point.alpha, point.beta)
-    square, mean, variance = point.gamma**2, float(m.mean) + point.delta, float(m.variance)
-    return {
-        "Q(1)": square * (variance + mean**2),
-        "Q'(1)": square * (variance + float(m.imbalance) + mean * float(m.tilt)),
-        "C(0)": square * mean**2,
-        "C'(1)": square * (variance + float(m.excess)),
-        "C''(1)": square * float(m.bending),
-    }
+    return m.conditions(point.gamma, point.delta)
 
 
 def _solution(phi: Activation, point: Point) -> Solution:

@@ -71,11 +71,11 @@ def _slope_for(graph: Graph, zeta: float) -> float:
     def gap(log_slope: float) -> float:
         return math.log(max_slope(graph, math.exp(log_slope))) - math.log(zeta)
 
-    # A path of `depth` activations gives at most slope^depth, a single activation at least slope.
-    low, high = math.log(zeta) / graph.depth, math.log(zeta)
-    for end in (low, high):
-        if abs(gap(end)) < 1e-13:  # a chain or a lone activation: the bracket has no width
-            return math.exp(end)
+    # No path has more than `depth` activations: below this, the slope is too small.
+    low = math.log(zeta) / graph.depth * (1.0 - 1e-6)
+    high = 1.5 * low
+    while gap(high) < 0.0:  # from below, for steep slopes overflow in deep networks
+        high *= 2.0
     return math.exp(float(brentq(gap, low, high, xtol=1e-300, rtol=1e-15)))
 
 
