@@ -112,7 +112,7 @@ def solve(
         )
     phi = look_up(activation or ("relu" if method == "eoc" else "leaky_relu"), negative_slope)
     with _notes():
-        solution = solve_(graph, _method(method, phi.name, targets), phi, clamp=clamp)
+        solution = solve_(graph, _method(method, activation, targets), phi, clamp=clamp)
     answer = {
         "model": model,
         "method": method,
@@ -190,7 +190,8 @@ _TARGETS: dict[MethodName, tuple[str, ...]] = {
 
 
 def _method(name: MethodName, activation: str | None, given: dict[str, float | None]) -> Method:
-    """The method with the targets that were given, which must be its own."""
+    """The method with the targets that were given, which must be its own and in use."""
+    from skipless.core.activations import activation as look_up
     from skipless.core.methods import DKS, EOC, TAT
 
     named = {key: value for key, value in given.items() if value is not None}
@@ -198,6 +199,14 @@ def _method(name: MethodName, activation: str | None, given: dict[str, float | N
         if key not in _TARGETS[name]:
             own = " and ".join(map(_flag, _TARGETS[name]))
             raise click.UsageError(f"{_flag(key)} does not belong to {name}, which has {own}.")
+    if name == "tat":
+        leaky = activation is None or look_up(activation).negative_slope is not None
+        used, unused = ("eta", "tau") if leaky else ("tau", "eta")
+        if unused in named:
+            raise click.UsageError(
+                f"{_flag(unused)} has no effect on {activation or 'leaky_relu'}, which TAT shapes "
+                f"by {_flag(used)}. Use that."
+            )
     return {"tat": TAT, "dks": DKS, "eoc": EOC}[name](**named)
 
 

@@ -19,7 +19,7 @@ is as small as it can be, with β > 0 where the sign is free.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,7 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .activations import Activation, Array
-from .moments import Moments, blurred, moments, shaped_q_map
+from .conditions import Conditions
+from .moments import Moments, blurred, distortion, moments
 
 _ALPHAS = np.geomspace(1e-4, 1e6, 81)
 _SHIFTS = np.sinh(np.linspace(-math.asinh(30.0), math.asinh(30.0), 101))
@@ -35,16 +36,6 @@ _NEWTON_STEPS = 10
 # Below these the moments are rounding error: a flat or an exactly linear stretch of φ.
 _LEAST_EXCESS, _LEAST_SPREAD = 1e-10, 1e-9
 _DEEP = 1e-5
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """A method's third condition, `balance` = 0, and the logarithm of what its fourth one reads."""
-
-    name: str
-    balance: Callable[[Moments], Array]
-    reading: Callable[[Moments], Array]
-    output: Callable[[Moments], tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
@@ -67,42 +58,6 @@ class Curve:
     reading: Array
 
 
-def _dks_output(m: Moments) -> tuple[Array, Array]:
-    return m.variance**-0.5, -m.mean
-
-
-def _tat_output(m: Moments) -> tuple[Array, Array]:
-    return (m.variance + m.excess) ** -0.5, (m.excess - m.imbalance) / m.tilt - m.mean
-
-
-def _tat_angle(m: Moments) -> Array:
-    # D = m + δ must satisfy both D² = G and D T = G - P; the angle of (√G |T|, G - P) is then ±45°.
-    return np.arctan2(m.excess - m.imbalance, np.sqrt(np.maximum(m.excess, 0.0)) * np.abs(m.tilt))
-
-
-def _log(x: Array) -> Array:
-    return np.log(np.maximum(x, 1e-300))
-
-
-DKS_CONDITIONS = Conditions(
-    "DKS",
-    balance=lambda m: m.imbalance / m.excess,
-    reading=lambda m: _log(m.excess / m.variance),
-    output=_dks_output,
-)
-# As α goes to 0, Q″(1) goes to (3/2 - √2) C″(1) on the first family and to (3/2 + √2) C″(1), 34
-# times more, on the second. The first is taken wherever it has a solution.
-TAT_CONDITIONS = tuple(
-    Conditions(
-        name,
-        balance=lambda m, angle=angle: _tat_angle(m) - angle,
-        reading=lambda m: _log(m.bending / (m.variance + m.excess)),
-        output=_tat_output,
-    )
-    for name, angle in (("TAT", math.pi / 4), ("TAT, steep Q", -math.pi / 4))
-)
-
-
 def points(activation: Activation, conditions: Conditions, target: float) -> Iterator[Point]:
     """The transformations of φ that satisfy `conditions` and read `target`, the best first."""
     for curve in trace(activation, conditions):
@@ -118,19 +73,25 @@ def reachable(activation: Activation, conditions: Conditions) -> tuple[float, fl
     return float(np.min(every)), float(np.max(every))
 
 
-def distortion(activation: Activation, parameters: tuple[float, float, float, float]) -> float:
-    r"""How far the Q map of φ̂ bends away from the identity above q = 1.
+def nearest(activation: Activation, conditions: Conditions, target: float) -> Point | None:
+    """The traced point whose reading is nearest to a `target` that the curves do not reach.
 
-    $$\int_1^\infty \left|\log\frac{Q(q)}{q}\right| q^{-3/2}\, dq$$
-
-    $Q(1) = Q'(1) = 1$ holds for all solutions, and those with α going to 0 in deep networks even
-    share $Q''(1)$ there; what sets them apart is how far q may grow before Q stops following it.
-    The weight $q^{-3/2}$ is one for which that shows at every depth.
+    Towards the ends of a curve the reading may level off; of the points that agree with the nearest
+    to a part in ten thousand, the one with α nearest to 1 is taken.
     """
-    u = np.arange(0.0, 30.0, 0.5)
-    q = np.exp(u)
-    bend = np.abs(_log(shaped_q_map(activation, parameters)(q)) - u)
-    return float(np.sum(bend * np.exp(-0.5 * u)) * 0.5)
+    curves = trace(activation, conditions)
+    if not curves:
+        return None
+    alpha, beta = (
+        np.concatenate(x) for x in zip(*((c.alpha, c.beta) for c in curves), strict=True)
+    )
+    gap = np.abs(np.concatenate([c.reading for c in curves]) - math.log(target))
+    level = np.flatnonzero(gap < np.min(gap) + 1e-4)
+    best = level[[np.argmin(np.abs(np.log(alpha[level])))]]
+    width = 1e-2 * (np.abs(beta[best]) + alpha[best])
+    bracket = np.stack([beta[best] - width, beta[best] + width], axis=1)
+    shift = _bisected(activation, conditions, alpha[best], bracket, halvings=60)
+    return _read(activation, conditions, alpha[best], shift)[0]
 
 
 @lru_cache(maxsize=256)
@@ -204,12 +165,16 @@ def _balance(conditions: Conditions, m: Moments) -> Array:
 
 
 def _bisected(
-    activation: Activation, conditions: Conditions, alpha: Array, bracket: Array
+    activation: Activation,
+    conditions: Conditions,
+    alpha: Array,
+    bracket: Array,
+    halvings: int = 10,
 ) -> Array:
-    """Zeros of `balance` in β within each bracket, close enough to start from."""
+    """Zeros of `balance` in β within each bracket."""
     low, high = bracket[:, 0], bracket[:, 1]
     f_low = _balance(conditions, moments(activation, alpha, low))
-    for _ in range(10):
+    for _ in range(halvings):
         middle = 0.5 * (low + high)
         f = _balance(conditions, moments(activation, alpha, middle))
         left = f * f_low > 0.0
@@ -253,17 +218,21 @@ def _points_on(
     alpha, beta = _polish(activation, conditions, np.array(starts).T, math.log(target))
     if not alpha.size:
         return
-    m = moments(activation, alpha, beta)
-    gamma, delta = conditions.output(m)
-    rows = np.stack([alpha, beta, gamma, delta, np.exp(conditions.reading(m))], axis=1)
+    found = _read(activation, conditions, alpha, beta)
     if curve.reading[-1] < curve.reading[0]:
-        rows = rows[::-1]
+        found.reverse()
     seen: list[Point] = []
-    for row in rows.tolist():
-        point = Point(*row)
+    for point in found:
         if not any(abs(math.log(p.alpha / point.alpha)) < 1e-6 for p in seen):
             seen.append(point)
             yield point
+
+
+def _read(activation: Activation, conditions: Conditions, alpha: Array, beta: Array) -> list[Point]:
+    m = moments(activation, alpha, beta)
+    gamma, delta = conditions.output(m)
+    rows = np.stack([alpha, beta, gamma, delta, np.exp(conditions.reading(m))], axis=1)
+    return [Point(*row) for row in rows.tolist()]
 
 
 def _starts(curve: Curve, target: float) -> list[tuple[float, float]]:

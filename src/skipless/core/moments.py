@@ -141,3 +141,18 @@ def shaped_q_map(
         return _dot(w, shaped * shaped)
 
     return q_map
+
+
+def distortion(activation: Activation, parameters: tuple[float, float, float, float]) -> float:
+    r"""How far the Q map of φ̂ bends away from the identity above q = 1.
+
+    $$\int_1^\infty \left|\log\frac{Q(q)}{q}\right| q^{-3/2}\, dq$$
+
+    $Q(1) = Q'(1) = 1$ holds for all solutions, and those with α going to 0 in deep networks even
+    share $Q''(1)$ there; what sets them apart is how far q may grow before Q stops following it.
+    The weight $q^{-3/2}$ is one for which that shows at every depth.
+    """
+    u = np.arange(0.0, 30.0, 0.5)
+    q = np.exp(u)
+    bend = np.abs(np.log(np.maximum(shaped_q_map(activation, parameters)(q), 1e-300)) - u)
+    return float(np.sum(bend * np.exp(-0.5 * u)) * 0.5)

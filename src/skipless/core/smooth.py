@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from .activations import Activation
-from .curves import DKS_CONDITIONS, TAT_CONDITIONS, Conditions, Point, points, reachable
+from .conditions import DKS_CONDITIONS, TAT_CONDITIONS, Conditions
+from .curves import Point, nearest, points, reachable
 from .graph import Graph
 from .moments import confirmed_moments
 from .network import max_curvature, max_slope
@@ -26,7 +27,7 @@ def tat_smooth(graph: Graph, tau: float, phi: Activation, clamp: bool) -> Soluti
     point = _best(phi, TAT_CONDITIONS, tau / multiple)
     if point is None:
         span = _span(phi, TAT_CONDITIONS, "TAT")
-        point = _nearest(phi, TAT_CONDITIONS, span, tau / multiple)
+        point = _nearest(phi, TAT_CONDITIONS, tau / multiple)
         why = _why(phi, "C''(1)", tau / multiple, span, lambda r: multiple * r)
         tau = give_way(clamp, "C_f''(1)", tau, multiple * point.reading, why)
     local = _conditions(phi, point)
@@ -41,7 +42,7 @@ def dks_smooth(graph: Graph, zeta: float, slope: float, phi: Activation, clamp: 
     point = _best(phi, families, slope - 1.0)
     if point is None:
         span = _span(phi, families, "DKS")
-        point = _nearest(phi, families, span, slope - 1.0)
+        point = _nearest(phi, families, slope - 1.0)
         globally: Callable[[float], float] = lambda r: max_slope(graph, 1.0 + r)
         why = _why(phi, "C'(1) - 1", slope - 1.0, span, globally)
         zeta = give_way(clamp, "C_f'(1)", zeta, globally(point.reading), why)
@@ -76,14 +77,10 @@ def _span(phi: Activation, families: tuple[Conditions, ...], method: str) -> tup
     return min(low for low, _ in spans), max(high for _, high in spans)
 
 
-def _nearest(
-    phi: Activation, families: tuple[Conditions, ...], span: tuple[float, float], target: float
-) -> Point:
+def _nearest(phi: Activation, families: tuple[Conditions, ...], target: float) -> Point:
     """The solution whose reading is nearest to a `target` that has none."""
-    for end in sorted(span, key=lambda r: abs(math.log(r / target))):
-        if point := _best(phi, families, end):
-            return point
-    raise ArithmeticError(f"The ends of the solution curves of {phi.name} could not be recovered.")
+    ends = [point for c in families if (point := nearest(phi, c, target))]
+    return min(ends, key=lambda point: abs(math.log(point.reading / target)))
 
 
 def _why(

@@ -1,0 +1,146 @@
+"""The command line: answers, and one clear line for every mistake."""
+
+import json
+import math
+
+import pytest
+
+from skipless import TAT, Graph, solve
+from skipless.cli import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_solve_prints_json_with_the_promised_keys(capsys) -> None:
+    code, out, err = run(capsys, "solve", "mlp:100", "--eta", "0.95", "--json")
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert list(answer) == [
+        "model",
+        "method",
+        "activation",
+        "depth",
+        "parameters",
+        "targets",
+        "residuals",
+    ]
+    assert (answer["model"], answer["method"]) == ("mlp:100", "tat")
+    assert (answer["activation"], answer["depth"]) == ("leaky_relu", 100)
+    expected = solve(Graph.chain(100), TAT(eta=0.95))
+    assert answer["parameters"] == expected.parameters
+    assert answer["parameters"]["input_scale"] is None
+    assert answer["targets"]["mu0"] == 0.95
+    assert answer["targets"].keys() == answer["residuals"].keys()
+
+
+def test_solve_prints_a_table_for_people(capsys) -> None:
+    code, out, _ = run(capsys, "solve", "mlp:50", "--method", "DKS", "--activation", "tanh")
+    assert code == 0
+    assert "mlp:50, DKS with tanh" in out
+    assert "input_shift" in out
+    assert "negative_slope" not in out
+    assert "C'(1)" in out
+
+
+def test_eoc_takes_relu_unless_told_otherwise(capsys) -> None:
+    _, out, _ = run(capsys, "solve", "mlp:9", "--method", "eoc", "--json")
+    answer = json.loads(out)
+    assert answer["activation"] == "relu"
+    assert answer["parameters"]["sigma_w"] == pytest.approx(math.sqrt(2))
+    _, out, _ = run(
+        capsys,
+        *("solve", "mlp:9", "--method", "eoc", "--activation", "leaky_relu"),
+        *("--negative-slope", "0.5", "--json"),
+    )
+    assert json.loads(out)["parameters"]["negative_slope"] == 0.5
+
+
+def test_a_clamped_target_is_noted_on_stderr_and_the_answer_stays_json(capsys) -> None:
+    code, out, err = run(capsys, "solve", "mlp:10", "--clamp", "--json")
+    assert code == 0
+    assert json.loads(out)["parameters"]["negative_slope"] == 0.0
+    assert err.startswith("note: C_f(0) = 0.9 is out of reach; took 0.8715")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("solve", "mlp:10"), "at most 0.872"),
+        (("solve", "mlp:x"), "mlp:DEPTH"),
+        (("solve", "mlp:0"), "1 to 100000"),
+        (("solve", "mlp:1000001"), "1 to 100000"),
+        (("solve", "mlp:-3"), "mlp:DEPTH"),
+        (("solve", "resnet50"), "mlp:DEPTH"),
+        (("solve",), "Missing argument 'MODEL'"),
+        (("solve", "mlp:50", "--method", "tta"), "'tta' is not one of"),
+        (("solve", "mlp:50", "--activation", "tahn"), "Did you mean 'tanh'"),
+        (("solve", "mlp:50", "--eta", "1.5"), "0 < eta < 1"),
+        (("solve", "mlp:50", "--eta", "high"), "'high' is not a valid float"),
+        (("solve", "mlp:50", "--eta", "nan"), "0 < eta < 1"),
+        (("solve", "mlp:50", "--zeta", "2"), "--zeta does not belong to tat"),
+        (("solve", "mlp:50", "--tau", "0.3"), "--tau"),
+        (("solve", "mlp:50", "--activation", "tanh", "--eta", "0.9"), "--eta"),
+        (("solve", "mlp:50", "--negative-slope", "0.1"), "solves for it"),
+        (("solve", "mlp:50", "--activation", "square"), "homogeneous"),
+        (("solve", "mlp:50", "--colour", "red"), "No such option"),
+        (("plot", "mlp:50", "-o", "maps.gif"), "PNG or SVG"),
+        (("plot", "mlp:50", "-o", "no/such/folder/maps.png"), "no folder"),
+        (("plot", "mlp:50", "--method", "tat", "--zeta", "2"), "--zeta"),
+        (("frobnicate",), "No such command"),
+    ],
+)
+def test_a_mistake_ends_with_one_line_on_stderr_and_code_two(arguments, message, capsys) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("skipless: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("solve", "--help"), ("plot", "-h"), ()])
+def test_help_explains_itself(arguments, capsys) -> None:
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0
+    assert "Usage: skipless" in out
+    if len(arguments) == 2:
+        assert "Examples:" in out
+
+
+def test_the_version_is_printed(capsys) -> None:
+    from skipless import __version__
+
+    assert run(capsys, "--version") == (0, f"skipless {__version__}\n", "")
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_plot_writes_the_figure_and_prints_where(suffix, tmp_path, capsys) -> None:
+    target = tmp_path / f"maps.{suffix}"
+    code, out, err = run(capsys, "plot", "mlp:20", "--eta", "0.8", "-o", str(target))
+    assert (code, out.strip(), err) == (0, str(target), "")
+    head = target.read_bytes()[:400]
+    assert head.startswith(b"\x89PNG") if suffix == "png" else b"<svg" in head or b"<?xml" in head
+
+
+def test_plot_draws_the_methods_and_the_activation_that_it_is_told(tmp_path, capsys) -> None:
+    target = tmp_path / "maps.svg"
+    arguments = ("plot", "mlp:20", "--method", "tat", "--method", "dks", "--activation", "tanh")
+    assert run(capsys, *arguments, "-o", str(target))[0] == 0
+    text = target.read_text()
+    assert "TAT tanh τ=0.3" in text
+    assert "DKS tanh ζ=1.5" in text
+    assert "EOC" not in text
+
+
+def test_plotting_without_matplotlib_says_how_to_get_it(monkeypatch, tmp_path, capsys) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, _, err = run(capsys, "plot", "mlp:20", "--method", "tat", "-o", str(tmp_path / "a.png"))
+    assert code == 2
+    assert "pip install 'skipless[plot]'" in err
