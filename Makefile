@@ -30,14 +30,14 @@ check: .venv/.dev  ## format, lint and types
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: .venv/.plot  ## time the solver
+bench: .venv/.bench  ## time the solver, beside its peer
 	$(BIN)/python benchmarks/solver.py
 
 docs: .venv/.docs  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:  ## remove everything that the other targets made
-	rm -rf .venv build dist site .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv build dist out site .hypothesis .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # One stamp for each extra; the environment is made anew only when it is missing.

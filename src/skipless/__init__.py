@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from skipless.core.activations import Activation, activation, activation_names
-    from skipless.core.graph import Graph
+    from skipless.core.graph import Graph, GraphBuilder
     from skipless.core.methods import DKS, EOC, TAT
     from skipless.core.solution import ClampedTargetWarning, Solution, UnreachableTargetError
     from skipless.core.solve import solve
@@ -25,6 +25,7 @@ __all__ = [
     "Activation",
     "ClampedTargetWarning",
     "Graph",
+    "GraphBuilder",
     "Solution",
     "UnreachableTargetError",
     "__version__",
@@ -40,6 +41,7 @@ _MODULES = {
     "Activation": "activations",
     "ClampedTargetWarning": "solution",
     "Graph": "graph",
+    "GraphBuilder": "graph",
     "Solution": "solution",
     "UnreachableTargetError": "solution",
     "activation": "activations",

@@ -35,7 +35,7 @@ def test_the_shift_tends_to_the_root_of_its_deep_limit(name, conditions, beta) -
     for reading in (4e-4, 1e-4):
         point = next(points(activation(name), conditions, reading))
         gaps.append(abs(point.beta - beta))
-    assert gaps[0] < 1e-3
+    assert gaps[0] < 10 * 4e-4
     # The error is of the order of α², and so is the reading.
     assert gaps[1] == pytest.approx(gaps[0] / 4, rel=0.05, abs=1e-7)
 
@@ -60,7 +60,9 @@ def test_a_point_reads_its_target_and_is_found_wherever_the_curve_passes() -> No
 
 
 def test_what_is_reachable_is_the_range_of_the_curves() -> None:
-    low, high = reachable(activation("softplus"), DKS_CONDITIONS)
+    span = reachable(activation("softplus"), DKS_CONDITIONS)
+    assert span is not None
+    low, high = span
     assert low < 1e-8
     # Softplus of great scale is ReLU, and E[φ′²]/Var φ = 1/(1 - 1/π) for ReLU.
     assert high == pytest.approx(1 / (1 - 1 / math.pi) - 1, rel=1e-3)

@@ -46,6 +46,11 @@ HOMOGENEOUS = ["abs", "identity", "square", "relu_squared"]
 RESIDUAL = 1e-10  # the promise of `solve`
 
 
+def number(x: float | None) -> float:
+    assert x is not None
+    return x
+
+
 def gaussian_mean(f, breaks):
     """E[f(z)] by QUADPACK, split at `breaks`."""
     ends = sorted({-12.0, 12.0, *(b for b in breaks if -12.0 < b < 12.0)})
@@ -125,7 +130,7 @@ def test_tau_from_a_twentieth_to_one_is_reached_at_every_depth(name: str, tau: f
 @pytest.mark.parametrize("depth", [200, 10_000])
 def test_trelu_reaches_eta_by_iterating_the_published_c_map(eta: float, depth: int) -> None:
     solution = solve(Graph.chain(depth), TAT(eta=eta))
-    a, c = solution.negative_slope, 0.0
+    a, c = number(solution.negative_slope), 0.0
     for _ in range(depth):  # equation 9, as printed
         c += (1 - a) ** 2 / (math.pi * (1 + a * a)) * (math.sqrt(1 - c * c) - c * math.acos(c))
     assert c == pytest.approx(eta, abs=RESIDUAL)
@@ -144,7 +149,7 @@ def test_trelu_at_depth_two_is_solved_by_hand() -> None:
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if c_f(middle) < 0.3 else (low, middle)
-    a = solve(Graph.chain(2), TAT(eta=0.3)).negative_slope
+    a = number(solve(Graph.chain(2), TAT(eta=0.3)).negative_slope)
     assert (1 - a) ** 2 / (1 + a * a) == pytest.approx(low, abs=1e-12)
 
 
@@ -175,7 +180,8 @@ def test_dks_for_leaky_relu_takes_the_less_distorted_of_its_two_curves() -> None
 
 
 def bend(s: Solution) -> float:
-    return distortion(s.base, (1.0, s.input_shift, s.output_scale, s.output_shift))
+    rest = number(s.input_shift), number(s.output_scale), number(s.output_shift)
+    return distortion(s.base, (1.0, *rest))
 
 
 def shifted_leaky_relu(slope: float) -> Solution:
@@ -259,7 +265,7 @@ def test_parameters_vary_smoothly_with_depth_in_canonical_form(name, method) -> 
     scale = np.array([s.input_scale for s in found])
     shift = np.array([s.input_shift for s in found])
     assert np.all(scale > 0)
-    assert all(s.output_scale > 0 for s in found)
+    assert all(number(s.output_scale) > 0 for s in found)
     assert np.all(np.diff(np.log(scale)) < 0)
     # Between neighbours the depth grows by at most half; no parameter may do more than that.
     steps = np.abs(np.diff(shift)) / (np.abs(shift[1:]) + scale[1:])
@@ -271,9 +277,10 @@ def test_parameters_vary_smoothly_with_depth_in_canonical_form(name, method) -> 
 
 def test_no_global_random_state_is_touched() -> None:
     np.random.seed(5)  # noqa: NPY002 - the legacy state is what must stay as it is
-    before = np.random.get_state()[1].copy()  # noqa: NPY002
-    solve(Graph.chain(20), TAT(), "tanh")
-    assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
+    expected = np.random.random(3)  # noqa: NPY002
+    np.random.seed(5)  # noqa: NPY002
+    solve(Graph.chain(23), TAT(tau=0.29), "atan")
+    assert np.array_equal(np.random.random(3), expected)  # noqa: NPY002
 
 
 def test_solving_twice_gives_the_very_same_solution() -> None:

@@ -173,7 +173,7 @@ def arc_gap(c: float) -> float:
     return theta * t * (1 / 3 - t * (1 / 30 - t * (1 / 840 - t * (1 / 45360 - t / 3991680))))
 
 
-def tabulated_c_map(activation: Activation, q: float = 1.0) -> Callable[[Numbers], Array]:
+def tabulated_c_map(activation: Activation, q: float = 1.0) -> Callable[[npt.ArrayLike], Array]:
     """The local C map at q₁ = q₂ = `q` as a function that costs microseconds a call.
 
     For a smooth φ it is the Taylor polynomial, if the coefficients left out sum to rounding error.
@@ -193,8 +193,8 @@ def tabulated_c_map(activation: Activation, q: float = 1.0) -> Callable[[Numbers
         if np.max(np.abs(series[-degree // 4 :])) < 1e-13:
             break
 
-    def mapped(c: Numbers) -> Array:
-        t = 2.0 / math.pi * np.arccos(np.clip(c, -1.0, 1.0)) - 1.0
+    def mapped(c: npt.ArrayLike) -> Array:
+        t = 2.0 / math.pi * np.arccos(np.clip(np.asarray(c, float), -1.0, 1.0)) - 1.0
         return _cosine(chebyshev.chebval(t, series))
 
     return mapped

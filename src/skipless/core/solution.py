@@ -100,7 +100,7 @@ class Solution:
         return self.sigma_w**2 * q_map(self.shaped, q) + self.sigma_b**2
 
     @cached_property
-    def c_map(self) -> Callable[[Array], Array]:
+    def c_map(self) -> Callable[[npt.ArrayLike], Array]:
         """C map of one layer at the q value that the network holds; vectorised, quick to call."""
         slope = self.negative_slope
         homogeneous = slope is not None and not self.input_shift and not self.output_shift
@@ -130,7 +130,7 @@ class Solution:
         return replace(self, targets=dict(targets), residuals=residuals)
 
 
-def _each(f: Callable[[float], float], c: Array) -> Array:
+def _each(f: Callable[[float], float], c: npt.ArrayLike) -> Array:
     return np.reshape([f(t) for t in np.ravel(c).tolist()], np.shape(c))
 
 

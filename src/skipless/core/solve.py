@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import assert_never
 
 from scipy.optimize import brentq
@@ -81,13 +82,22 @@ def _slope_for(graph: Graph, zeta: float) -> float:
 
 def _demand_unit_q(graph: Graph, phi: Activation) -> None:
     """Refuse a graph whose sums change q: only a homogeneous φ has the same C map at every q."""
+    if (found := _first_other_q(graph)) is not None:
+        node, q = found
+        where = f" ({node.origin})" if node.origin else ""
+        raise ValueError(
+            f"{phi.name} was to be shaped at q = 1, but an activation of this graph{where} "
+            f"receives q = {q:.6g} from sums that are not normalised. Scale the weights of every "
+            "sum so that their squares add up to 1, or use TAT with leaky_relu, which holds at "
+            "every q."
+        )
+
+
+@lru_cache(maxsize=64)
+def _first_other_q(graph: Graph) -> tuple[ActivationNode, float] | None:
+    """The first activation that does not receive q = 1, and what it receives."""
     at = propagate(graph, q_map=lambda q: q, c_map=lambda c, _: c)
     for node in graph.nodes:
         if isinstance(node, ActivationNode) and abs((q := at[node.input].q) - 1.0) > 1e-9:
-            where = f" ({node.origin})" if node.origin else ""
-            raise ValueError(
-                f"{phi.name} was to be shaped at q = 1, but an activation of this graph{where} "
-                f"receives q = {q:.6g} from sums that are not normalised. Scale the weights of "
-                "every sum so that their squares add up to 1, or use TAT with leaky_relu, which "
-                "holds at every q."
-            )
+            return node, q
+    return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text in aligned columns under a header, the first column to the left.
+    """Rows of text in aligned columns under a header: words to the left, numbers to the right.
 
     >>> print(table(["method", "c"], [["EOC", "0.99"], ["TAT", "0.9"]]))
     method     c
@@ -16,13 +16,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """
     cells = [list(header), *(list(row) for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    numeric = [all(row[i][:1] in "-.0123456789" for row in rows) for i in range(len(header))]
     lines = [
         "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
-            ]
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
         )
-        for row in [cells[0], ["-" * w for w in widths], *cells[1:]]
+        for row in [cells[0], ["-" * width for width in widths], *cells[1:]]
     ]
     return "\n".join(line.rstrip() for line in lines)

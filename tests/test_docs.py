@@ -1,0 +1,68 @@
+"""What README, the site and the examples show runs as it stands."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    pattern = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    return [
+        (f"{page.name}:{number}", block)
+        for page in PAGES
+        for number, block in enumerate(pattern.findall(page.read_text(encoding="utf-8")))
+    ]
+
+
+PYTHON = blocks("python")
+COMMANDS = [
+    (name, line)
+    for name, block in blocks("")
+    for line in block.splitlines()
+    if line.startswith("skipless ")
+]
+
+
+def test_there_is_something_to_run() -> None:
+    assert len(PYTHON) >= 3
+    assert len(COMMANDS) >= 4
+
+
+@pytest.mark.parametrize("code", [pytest.param(code, id=name) for name, code in PYTHON])
+def test_python_blocks_run(code: str) -> None:
+    exec(compile("import skipless as sk\n" + code, "block", "exec"), {})
+
+
+@pytest.mark.parametrize("line", [pytest.param(line, id=name) for name, line in COMMANDS])
+def test_commands_run(line: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "skipless.cli", *line.split()[1:]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_the_readme_shows_what_solve_returns() -> None:
+    import skipless as sk
+
+    trelu = sk.solve(sk.Graph.chain(100), sk.TAT(eta=0.9))
+    shown = f"{str(trelu.negative_slope)[:6]}…, {str(trelu.output_scale)[:6]}…"
+    assert shown in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_demo_prints_a_table_and_writes_a_figure(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "examples" / "demo.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert (tmp_path / "out" / "c_maps.png").read_bytes().startswith(b"\x89PNG")
+    for label in ("EOC relu", "TAT leaky_relu", "DKS softplus"):
+        assert label in out
+    # Orthogonal inputs: 100 ReLU layers make them alike; TAT stops at η, DKS leaves them be.
+    assert re.search(r"TAT.*0\.9000", out)
+    assert re.search(r"DKS.*0\.0000", out)
