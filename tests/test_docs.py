@@ -12,12 +12,15 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
 def blocks(language: str) -> list[tuple[str, str]]:
-    pattern = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
     return [
         (f"{page.name}:{number}", block)
         for page in PAGES
-        for number, block in enumerate(pattern.findall(page.read_text(encoding="utf-8")))
+        for number, (name, block) in enumerate(FENCED.findall(page.read_text(encoding="utf-8")))
+        if name == language
     ]
 
 
