@@ -32,10 +32,8 @@ def main(folder: Path) -> None:
     figure = draw_c_maps(
         [curve for _, curve in found], f"{DEPTH} layers without shortcuts", folder / "c_maps.png"
     )
-    print(
-        "\nC_f maps the cosine of two inputs to that of their outputs. Under EOC even opposite inputs"
-    )
-    print(f"come out alike; TAT and DKS keep them apart. Figure: {figure}")
+    print("\nC_f maps the cosine of two inputs to that of their outputs. Under EOC even opposite")
+    print(f"inputs come out alike; TAT and DKS keep them apart. Figure: {figure}")
 
 
 if __name__ == "__main__":

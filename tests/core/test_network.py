@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from graph_oracle import graphs, layers, q_value, subnetworks, value
 from skipless.core.graph import Activation, Affine, Concat, Graph, GraphBuilder, Input, Sum
+from skipless.core.maps import leaky_relu_c_map
 from skipless.core.network import (
     Point,
     fold,
@@ -209,6 +210,26 @@ def test_max_slope_and_curvature_grow_with_the_local_ones(graph: Graph, a: float
     assert max_slope(graph, low) <= max_slope(graph, high)
     assert max_curvature(graph, low) <= max_curvature(graph, high)
     assert max_curvature(graph, high) == pytest.approx(high * max_curvature(graph, 1.0))
+
+
+@settings(deadline=None)
+@given(graphs(), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_max_c_value_falls_as_the_negative_slope_rises(graph: Graph, a: float, b: float) -> None:
+    low, high = sorted((a, b))
+    at = lambda alpha: max_c_value(graph, lambda c: leaky_relu_c_map(c, alpha))
+    assert at(high) <= at(low) + 1e-15  # but for rounding in the maps themselves
+    # Strictly, once a subnetwork has an activation that counts and the slopes truly differ.
+    if at(0.0) > 0.0 and high - low > 1e-3:
+        assert at(high) < at(low)
+
+
+@settings(deadline=None)
+@given(graphs())
+def test_an_array_folds_like_its_numbers(graph: Graph) -> None:
+    c = np.linspace(-1.0, 1.0, 5)
+    halved = lambda x: 0.5 * x + 0.25
+    expected = [fold(graph, halved, float(x)) for x in c]
+    assert fold(graph, halved, c) == pytest.approx(np.array(expected), abs=1e-14)
 
 
 def calls(reading: Callable[[Graph, Function, float], float], graph: Graph) -> int:
