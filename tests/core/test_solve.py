@@ -153,6 +153,60 @@ def test_trelu_at_depth_two_is_solved_by_hand() -> None:
     assert (1 - a) ** 2 / (1 + a * a) == pytest.approx(low, abs=1e-12)
 
 
+# What DeepMind's dks 0.1.2 finds for a chain of 50 layers at its default targets, which are ours.
+DKS_LIBRARY = [
+    (TAT(), "leaky_relu", {"negative_slope": 0.4305229485, "output_scale": 1.298947786}),
+    (
+        TAT(),
+        "tanh",
+        {
+            "input_scale": 0.08165523497,
+            "input_shift": 0.5258489445,
+            "output_scale": 15.94163368,
+            "output_shift": -0.4831889547,
+        },
+    ),
+    (
+        DKS(),
+        "softplus",
+        {
+            "input_scale": 0.3266251734,
+            "input_shift": 0.4093739677,
+            "output_scale": 5.094842887,
+            "output_shift": -0.9312843020,
+        },
+    ),
+    (
+        DKS(),
+        "tanh",
+        {
+            "input_scale": 0.1284404788,
+            "input_shift": 0.5707795475,
+            "output_scale": 10.60444762,
+            "output_shift": -0.5098072417,
+        },
+    ),
+    (
+        DKS(),
+        "leaky_relu",
+        {
+            "negative_slope": 0.7963707059,
+            "input_shift": 0.0,
+            "output_scale": 1.110765725,
+            "output_shift": -0.08123633529,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "name", "theirs"), DKS_LIBRARY)
+def test_the_library_of_the_authors_finds_the_same_parameters(method, name, theirs) -> None:
+    ours = solve(Graph.chain(50), method, name).parameters
+    for key, value in theirs.items():
+        # Its searches stop at 1e-8 in the target.
+        assert ours[key] == pytest.approx(value, rel=1e-6, abs=1e-9), key
+
+
 def test_the_targets_are_those_of_the_whole_network_with_shortcuts() -> None:
     graph = Graph.residual(10, shortcut_weight=0.8)
     tat = solve(graph, TAT(tau=0.3), "tanh")
