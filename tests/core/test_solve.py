@@ -11,6 +11,7 @@ from scipy.integrate import quad
 
 from skipless.core.activations import Activation, activation, activation_names, leaky_relu
 from skipless.core.graph import Graph, GraphBuilder
+from skipless.core.maps import c_map
 from skipless.core.methods import DKS, EOC, TAT
 from skipless.core.moments import distortion
 from skipless.core.network import max_curvature, max_slope
@@ -415,3 +416,14 @@ def test_nothing_warns_on_the_way() -> None:
         warnings.simplefilter("error")
         for name in TAT_SMOOTH:
             solve(Graph.chain(64), TAT(), name)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [(TAT(), "leaky_relu"), (EOC(), "relu"), (DKS(), "leaky_relu"), (DKS(), "gelu")],
+)
+def test_the_c_map_of_a_solution_is_that_of_its_activation(method, name) -> None:
+    solution = solve(Graph.chain(50), method, name)
+    c = np.array([[-1.0, -0.7], [0.2, 0.999]])
+    assert solution.c_map(c) == pytest.approx(c_map(solution.shaped, c), abs=1e-12)
+    assert float(solution.c_map(0.2)) == solution.c_map(c)[1, 0]

@@ -182,6 +182,7 @@ def tabulated_c_map(activation: Activation, q: float = 1.0) -> Callable[[npt.Arr
     """
     taylor = taylor_coefficients(activation, 300, q)
     if abs(1.0 - np.sum(taylor)) < 1e-13:
+        taylor = np.trim_zeros(np.where(taylor < 1e-18, 0.0, taylor), "b")
         return lambda c: _cosine(polynomial.polyval(np.asarray(c, float), taylor))
     series = taylor
     for degree in (16, 32, 64, 128, 256):

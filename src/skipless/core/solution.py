@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .activations import Activation, Array, activation, activation_names, transform
-from .maps import c_map, leaky_relu_c_map, q_map, tabulated_c_map
+from .maps import c_map, q_map, tabulated_c_map
 
 _MOST_RESIDUAL = 1e-10
 
@@ -102,13 +103,19 @@ class Solution:
     @cached_property
     def c_map(self) -> Callable[[npt.ArrayLike], Array]:
         """C map of one layer at the q value that the network holds; vectorised, quick to call."""
-        slope = self.negative_slope
-        homogeneous = slope is not None and not self.input_shift and not self.output_shift
-        if homogeneous and slope is not None and self.sigma_b == 0.0:
-            return lambda c: _each(lambda t: leaky_relu_c_map(t, slope), c)
+        if self.shaped.is_homogeneous and self.sigma_b == 0.0:
+            return self._rectifier_c_map
         q = self.q or 1e-12  # for layers that are drawn to q = 0, the limit
         inner, bias = tabulated_c_map(self.shaped, q), self.sigma_b**2 / q
         return lambda c: (1.0 - bias) * inner(c) + bias
+
+    def _rectifier_c_map(self, c: npt.ArrayLike) -> Array:
+        """Equation 9 on arrays; `leaky_relu_c_map` also keeps relative accuracy at the ends."""
+        low, high = self.shaped.slope(np.array([-1.0, 1.0]))
+        k = (high - low) ** 2 / (high**2 + low**2) / math.pi
+        x = np.clip(np.asarray(c, float), -1.0, 1.0)
+        theta = np.arccos(x)
+        return np.minimum(x + k * (np.sin(theta) - theta * x), 1.0)
 
     def local_c_map(self, c: float, q: float) -> float:
         """C map of φ̂ alone between two inputs of the same `q`, for `propagate`."""
@@ -128,10 +135,6 @@ class Solution:
                     f"quadrature finds {attained[name]:.12g}. Please report this case."
                 )
         return replace(self, targets=dict(targets), residuals=residuals)
-
-
-def _each(f: Callable[[float], float], c: npt.ArrayLike) -> Array:
-    return np.reshape([f(t) for t in np.ravel(c).tolist()], np.shape(c))
 
 
 def give_way(clamp: bool, name: str, asked: float, nearest: float, why: str) -> float:
