@@ -27,7 +27,12 @@ PEER_CASES = (
     ("DKS", "tanh"),
     ("DKS", "elu"),
 )
-METHODS: dict[str, Method] = {"TAT": TAT(), "DKS": DKS(), "EOC": EOC(sigma_b=0.3)}
+METHODS: dict[str, Method] = {
+    "TAT": TAT(),
+    "DKS": DKS(),
+    "EOC": EOC(),
+    "EOC, σ_b = 0.45": EOC(sigma_b=0.45),  # which has solutions for some that EOC() has not
+}
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -59,7 +64,9 @@ def every_activation() -> None:
 
 def beside_dks() -> None:
     try:
-        from dks.base.activation_transform import get_transformed_activations
+        from dks.base.activation_transform import (  # pyright: ignore[reportMissingImports]
+            get_transformed_activations,
+        )
     except ModuleNotFoundError:
         print("\ndks is not installed; no comparison.")
         return

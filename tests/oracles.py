@@ -6,7 +6,7 @@ narrows as c goes to ±1.
 """
 
 # mpmath makes its functions at run time.
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportReturnType=false
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ STEP = mpf("1e-15")
 REACH = 13  # the weight beyond is 1e-38
 # Panels of 24 Gauss-Legendre nodes end at these z, and at these x in the argument of φ, so that
 # its poles stay away from them.
-Z_ENDS = (-13, -9, -6, -3, 0, 3, 6, 9, 13)
-X_ENDS = (0.0, *(sign * 0.8 * 5.0**k for k in range(9) for sign in (-1.0, 1.0)))
+Z_ENDS = (-13, -8, -4, 0, 4, 8, 13)
+X_ENDS = (0.0, *(sign * 0.8 * 6.0**k for k in range(8) for sign in (-1.0, 1.0)))
 
 
 @cache
@@ -200,10 +200,10 @@ def closed_c_map(name: str, c: float, q1: float, q2: float, order: int = 0) -> f
         return float(mp.re(mp.diff(lambda t: pair(t, a, b), mpf(c), order)) / scale)
 
 
-GAUSS_X, GAUSS_W = np.polynomial.legendre.leggauss(24)
+GAUSS_X, GAUSS_W = np.polynomial.legendre.leggauss(20)
 RADIUS = 12.0
 RADII = np.array([-12.0, -9.0, -6.0, -4.0, -2.0, 0.0, 2.0, 4.0, 6.0, 9.0, 12.0])
-POLAR_MARKS = np.concatenate([[0.0], 0.8 * 2.5 ** np.arange(14), -0.8 * 2.5 ** np.arange(14)])
+POLAR_MARKS = np.concatenate([[0.0], 0.8 * 3.0 ** np.arange(12), -0.8 * 3.0 ** np.arange(12)])
 
 
 @dataclass(frozen=True)
@@ -245,8 +245,8 @@ def _angles(kinks: Sequence[float], c: float, s1: float, s2: float) -> Array:
     """Panels in θ end where z₁ or z₂ is 0, crowd there, and end where lines of kinks cross."""
     ends = [0.0, math.pi]
     for centre, scale in ((0.5 * math.pi, s1), (0.5 * math.pi + math.acos(c), s2)):
-        levels = math.ceil(math.log(40 * max(scale, 1.0), 5.0)) + 1
-        ends += [centre, *(centre + sign * 1.6 / 5.0**k for k in range(levels) for sign in (1, -1))]
+        levels = math.ceil(math.log(40 * max(scale, 1.0), 3.0)) + 1
+        ends += [centre, *(centre + sign * 1.6 / 3.0**k for k in range(levels) for sign in (1, -1))]
     for k, m in product(kinks, kinks):
         if k or m:
             ends.append(math.atan2(m * s1 - k * s2 * c, k * s2 * math.sqrt((1 - c) * (1 + c))))

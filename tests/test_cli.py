@@ -87,6 +87,9 @@ def test_a_clamped_target_is_noted_on_stderr_and_the_answer_stays_json(capsys) -
         (("solve", "mlp:50", "--negative-slope", "0.1"), "solves for it"),
         (("solve", "mlp:50", "--activation", "square"), "homogeneous"),
         (("solve", "mlp:50", "--colour", "red"), "No such option"),
+        (("solve", "mlp:100", "--eta", "0.9999999999999999"), "more than 100,000"),
+        (("solve", "mlp:10", "--method", "eoc", "--activation", "tanh", "--sigma-b", "1e300"), ""),
+        (("solve", "mlp:2", "--method", "dks", "--zeta", "1e200", "--activation", "tanh"), ""),
         (("plot", "mlp:50", "-o", "maps.gif"), "PNG or SVG"),
         (("plot", "mlp:50", "-o", "no/such/folder/maps.png"), "no folder"),
         (("plot", "mlp:50", "--method", "tat", "--zeta", "2"), "--zeta"),
@@ -134,6 +137,14 @@ def test_plot_draws_the_methods_and_the_activation_that_it_is_told(tmp_path, cap
     assert "TAT tanh τ=0.3" in text
     assert "DKS tanh ζ=1.5" in text
     assert "EOC" not in text
+
+
+def test_a_figure_is_labelled_with_what_was_met(tmp_path, capsys) -> None:
+    target = tmp_path / "maps.svg"
+    run(capsys, "plot", "mlp:30", "--method", "tat", "--activation", "LeakyReLU", "-o", str(target))
+    assert "TAT leaky_relu η=0.9" in target.read_text()
+    run(capsys, "plot", "mlp:10", "--method", "tat", "--clamp", "-o", str(target))
+    assert "TAT leaky_relu η=0.8715" in target.read_text()
 
 
 def test_plotting_without_matplotlib_says_how_to_get_it(monkeypatch, tmp_path, capsys) -> None:

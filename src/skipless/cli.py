@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         click.echo(help_.format_message())
     except click.ClickException as error:
         return _fail(error.format_message())
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+    except (ValueError, ArithmeticError, OSError, ModuleNotFoundError) as error:
         return _fail(str(error))
     except click.Abort:
         return _fail("stopped")

@@ -427,3 +427,54 @@ def test_the_c_map_of_a_solution_is_that_of_its_activation(method, name) -> None
     c = np.array([[-1.0, -0.7], [0.2, 0.999]])
     assert solution.c_map(c) == pytest.approx(c_map(solution.shaped, c), abs=1e-12)
     assert float(solution.c_map(0.2)) == solution.c_map(c)[1, 0]
+
+
+def test_activations_that_lead_nowhere_do_not_count() -> None:
+    builder = GraphBuilder()
+    x = builder.affine(builder.input())
+    builder.activation(x)
+    builder.affine(x)
+    for method in (TAT(), DKS(), EOC()):
+        with pytest.raises(ValueError, match="leads to its output"):
+            solve(builder.build(), method, "tanh")
+
+
+@pytest.mark.parametrize("zeta", [1000.0, 1.0 + 1e-13])
+def test_relu_under_dks_says_what_is_out_of_reach(zeta: float) -> None:
+    with (
+        pytest.warns(UserWarning, match="condition is dropped"),
+        pytest.raises(UnreachableTargetError, match="meets its kink"),
+    ):
+        solve(Graph.chain(1), DKS(zeta), "relu")
+
+
+def test_a_target_that_overflows_is_refused_even_when_clamped() -> None:
+    with pytest.raises(UnreachableTargetError, match="overflows"):
+        solve(Graph.chain(10_000), DKS(1.5), "hard_tanh", clamp=True)
+
+
+def test_an_eta_next_to_one_is_refused_at_once() -> None:
+    with pytest.raises(UnreachableTargetError, match="more than 100,000 activations"):
+        solve(Graph.chain(100), TAT(eta=1.0 - 1e-16 * 2))
+
+
+@pytest.mark.parametrize(
+    ("depth", "method", "name"),
+    [
+        (5, TAT(eta=0.9), "leaky_relu"),
+        (2, DKS(100.0), "softplus"),
+        (2, DKS(100.0), "leaky_relu"),
+        (5, EOC(0.5), "relu"),
+        (5, DKS(), "relu"),
+    ],
+)
+def test_a_warning_points_at_the_line_that_called_solve(depth, method, name) -> None:
+    with pytest.warns(UserWarning, match="is out of reach|is dropped") as caught:
+        solve(Graph.chain(depth), method, name, clamp=True)
+    assert [w.filename for w in caught] == [__file__]
+
+
+def test_the_c_map_of_a_solution_refuses_what_is_no_cosine() -> None:
+    for name in ("leaky_relu", "tanh"):
+        with pytest.raises(ValueError, match=r"c = 2 .* lies in \[-1, 1\]"):
+            solve(Graph.chain(50), DKS(), name).c_map([0.5, 2.0])

@@ -1,7 +1,9 @@
 """The activation functions φ that the mathematics knows, each with its slope, curvature and kinks.
 
-The functions themselves are in `formulas`; their kinks and periods are data here.
+The functions themselves are in `formulas`, with their kinks and periods as data.
 """
+
+# pyright: reportUnnecessaryIsInstance=false
 
 from __future__ import annotations
 
@@ -130,11 +132,6 @@ class Activation:
         homogeneous = set(self.kinks) <= {0.0} and scale > 0.0 and self(0.0) == 0.0
         return math.log(scale, 4.0) if homogeneous and np.all(far == scale * near) else None
 
-    @property
-    def is_homogeneous(self) -> bool:
-        """Whether φ(sx) = sφ(x) for all s > 0, so that its C map is the same at every q."""
-        return self.degree == 1.0
-
     def _check_function(self, part: str) -> None:
         try:
             result = np.asarray(getattr(self, part)(_PROBE.copy()))
@@ -209,6 +206,11 @@ def activation(name: str | Activation, negative_slope: float | None = None) -> A
     if isinstance(name, Activation):
         found = name
     else:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"An activation was asked for by {name!r}; give its name, such as 'tanh', or an "
+                "Activation(value, slope, curvature, kinks) of your own."
+            )
         key = _key(name)
         found = _TABLE.get(key) or _TABLE.get(_key(_ALIASES.get(key, "")))
         if found is None:

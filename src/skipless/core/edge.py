@@ -64,7 +64,7 @@ def edge_of_chaos(activation: Activation, sigma_b: float) -> EdgePoint | None:
     >>> edge_of_chaos(activation("tanh"), 0.0)
     EdgePoint(q=0.0, sigma_w=1.0)
     """
-    if activation.is_homogeneous:
+    if activation.degree == 1.0:
         if sigma_b != 0.0:
             return None  # q would grow by σ_b² in every layer
         return EdgePoint(1.0, q_map(activation, 1.0) ** -0.5)
@@ -79,9 +79,10 @@ def edge_of_chaos(activation: Activation, sigma_b: float) -> EdgePoint | None:
         if q is None:
             continue
         m = _at(activation, np.asarray([q]))
+        point = EdgePoint(q, float((q / (m.variance + m.excess)[0]) ** 0.5))
         pull = abs(float(_pull_from(m)[0]))
-        if pull <= 1.0:
-            found.append((pull, EdgePoint(q, float((q / (m.variance + m.excess)[0]) ** 0.5))))
+        if pull <= 1.0 and _is_confirmed(activation, point, sigma_b):
+            found.append((pull, point))
     if found:
         return min(found, key=lambda pair: pair[0])[1]
     return _at_zero(activation) if sigma_b == 0.0 else None
@@ -89,15 +90,29 @@ def edge_of_chaos(activation: Activation, sigma_b: float) -> EdgePoint | None:
 
 def nearest_bias(activation: Activation, sigma_b: float) -> float | None:
     """The σ_b nearest to `sigma_b` at which the activation has an edge of chaos, or None."""
-    if activation.is_homogeneous:
+    if activation.degree == 1.0 or _at_zero(activation) is not None:
         return 0.0
-    variance = _bias_variance(activation)
-    good = (variance >= 0.0) & (np.abs(_attraction(activation)) < 1.0)
-    candidates = np.sqrt(variance[good])
-    for candidate in candidates[np.argsort(np.abs(candidates - sigma_b))]:
-        if edge_of_chaos(activation, float(candidate)) is not None:
-            return float(candidate)
-    return 0.0 if _at_zero(activation) is not None else None
+    q, best = _Q_VALUES, None
+    for _ in range(3):  # the grid, and then twice a finer one around the nearest
+        m = _at(activation, q)
+        variance = _bias_from(q, m)
+        good = np.flatnonzero((variance >= 0.0) & (np.abs(_pull_from(m)) < 1.0))
+        order = np.argsort(np.abs(np.sqrt(variance[good]) - sigma_b))
+        for i in good[order]:
+            candidate = float(np.sqrt(variance[i]))
+            if edge_of_chaos(activation, candidate) is not None:
+                best = candidate
+                q = np.geomspace(q[max(i - 1, 0)], q[min(i + 1, q.size - 1)], 41)
+                break
+        else:
+            break
+    return best
+
+
+def _is_confirmed(activation: Activation, point: EdgePoint, sigma_b: float) -> bool:
+    """Whether the second quadrature agrees; where all of φ(√q z) is far out, it may not."""
+    attained = confirmed_conditions(activation, point, sigma_b)
+    return all(abs(value - 1.0) < 1e-11 for value in attained.values())
 
 
 def confirmed_conditions(

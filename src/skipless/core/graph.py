@@ -1,5 +1,7 @@
 """A network as the theory sees it: a graph of inputs, affine layers, activations, sums, concats."""
 
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import math
@@ -7,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from numbers import Integral, Real
 from typing import Self, assert_never
 
 
@@ -102,6 +105,12 @@ class Graph:
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         object.__setattr__(self, "nodes", tuple(nodes))
+        for node in self.nodes:
+            if not isinstance(node, Input | Affine | Activation | Sum | Concat):
+                raise TypeError(
+                    f"a graph is made of nodes; found {node!r}. Use Input, Affine, Activation, Sum "
+                    "and Concat of skipless.core.graph, or a GraphBuilder."
+                )
         if not self.nodes or not isinstance(self.nodes[0], Input):
             found = _name(self.nodes, 0) if self.nodes else "no nodes"
             raise GraphError(
@@ -138,6 +147,10 @@ class Graph:
         """
         _require_positive("blocks", blocks)
         _require_positive("branch_depth", branch_depth)
+        if not isinstance(shortcut_weight, Real):
+            raise TypeError(
+                f"a shortcut_weight is a number; found {shortcut_weight!r}. Ask for 0.8, say."
+            )
         if not -1.0 <= shortcut_weight <= 1.0:
             raise GraphError(
                 f"a normalised sum needs a shortcut_weight in [-1, 1]; found {shortcut_weight:g}."
@@ -241,7 +254,9 @@ class GraphBuilder:
         return Graph(self.nodes)
 
 
-def _require_positive(name: str, count: int) -> None:
+def _require_positive(name: str, count: object) -> None:
+    if not isinstance(count, Integral) or isinstance(count, bool):
+        raise TypeError(f"{name} is a whole number; found {count!r}. Ask for one, such as 100.")
     if count < 1:
         raise GraphError(f"{name} counts from 1; found {count}. Ask for at least one.")
 
@@ -272,6 +287,9 @@ def _line(nodes: Sequence[Node], index: int) -> str:
 
 def _flaw(index: int, node: Node) -> str:
     """What forbids `node` at `index`, and what to do about it; empty if nothing does."""
+    for i in inputs_of(node):
+        if not isinstance(i, int):
+            return f"reads {i!r}, but nodes are known by their index, a whole number. Give that."
     if late := [i for i in inputs_of(node) if not 0 <= i < index]:
         return (
             f"reads node {late[0]}, which does not come before it. "

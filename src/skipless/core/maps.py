@@ -16,7 +16,7 @@ import numpy.typing as npt
 from numpy.polynomial import chebyshev, polynomial
 
 from .activations import Activation, Array, Function
-from .gaussian import cuts, density, expectation, pair_expectation, rule
+from .gaussian import cuts, density, expectation, halvings_for, pair_expectation, rule
 
 Numbers = float | Array
 
@@ -64,7 +64,8 @@ def c_map_slope(
       E[\phi'(\sqrt{q_1} z_1)\,\phi'(\sqrt{q_2} z_2)]$$
     """
     q2 = q1 if q2 is None else q2
-    return math.sqrt(q1 * q2) * _correlation(activation, activation.slope, c, q1, q2)
+    values = _correlation(activation, activation.slope, c, q1, q2)
+    return math.sqrt(q1 * q2) * values
 
 
 def c_map_curvature(
@@ -101,10 +102,12 @@ def taylor_coefficients(activation: Activation, count: int, q: float = 1.0) -> A
     """
     if count < 1:
         raise ValueError(f"count = {count} coefficients were asked for; ask for at least 1.")
+    _demand_positive(q)
     s = math.sqrt(q)
     # h_n oscillates with a wave length of about 2π / √n: a panel takes half a wave.
     edges = np.linspace(-18.0, 18.0, 2 + math.ceil(36.0 * max(1.0, math.sqrt(count)) / math.pi))
-    z, w = rule(cuts(activation, s), edges)
+    ends = cuts(activation, s)
+    z, w = rule(ends, edges, halvings_for(lambda z: activation.value(s * z), ends))
     weighted = w * activation.value(s * z)
     previous, current, a = np.zeros_like(z), np.ones_like(z), np.empty(count)
     for n in range(count):
@@ -127,7 +130,8 @@ def leaky_relu_c_map(c: float, alpha: float) -> float:
     >>> round(leaky_relu_c_map(0.0, alpha=0.0), 6)  # 1 / pi
     0.31831
     """
-    kappa = (1.0 - alpha) ** 2 / (1.0 + alpha * alpha)
+    _demand_cosine(c)
+    kappa = _kappa(alpha)
     # c + g(c)/π = g(-c)/π: for c < 0 this form does not cancel.
     if c < 0.0:
         return (1.0 - kappa) * c + kappa * arc_gap(-c) / math.pi
@@ -136,12 +140,14 @@ def leaky_relu_c_map(c: float, alpha: float) -> float:
 
 def leaky_relu_c_map_slope(c: float, alpha: float) -> float:
     r"""Slope of `leaky_relu_c_map`: $1 - \frac{(1-\alpha)^2}{\pi(1+\alpha^2)} \arccos c$."""
-    return 1.0 - (1.0 - alpha) ** 2 / (1.0 + alpha * alpha) * math.acos(c) / math.pi
+    _demand_cosine(c)
+    return 1.0 - _kappa(alpha) * math.acos(c) / math.pi
 
 
 def leaky_relu_c_map_curvature(c: float, alpha: float) -> float:
     r"""Curvature of `leaky_relu_c_map`: $\frac{(1-\alpha)^2}{\pi(1+\alpha^2)\sqrt{1-c^2}}$."""
-    kappa = (1.0 - alpha) ** 2 / (1.0 + alpha * alpha)
+    _demand_cosine(c)
+    kappa = _kappa(alpha)
     if kappa == 0.0:
         return 0.0
     return math.inf if abs(c) == 1.0 else kappa / (math.pi * math.sqrt((1.0 - c) * (1.0 + c)))
@@ -156,6 +162,9 @@ def erf_c_map(c: float, q1: float = 1.0, q2: float | None = None) -> float:
     >>> erf_c_map(1.0, q1=2.0)
     1.0
     """
+    _demand_cosine(c)
+    for q in (q1, q1 if q2 is None else q2):
+        _demand_positive(q)
     r1, r2 = (2.0 * q / (1.0 + 2.0 * q) for q in (q1, q1 if q2 is None else q2))
     return math.asin(c * math.sqrt(r1 * r2)) / math.sqrt(math.asin(r1) * math.asin(r2))
 
@@ -166,9 +175,13 @@ def arc_gap(c: float) -> float:
     Here $c = \cos\theta$. It is positive on (-1, 1), falls to zero at 1 as $\theta^3/3$, and drives
     every ReLU-like map.
     """
-    theta = math.acos(c)
+    return sine_gap(math.acos(c))
+
+
+def sine_gap(theta: float) -> float:
+    r"""$\sin\theta - \theta\cos\theta$, with relative accuracy down to $\theta = 0$."""
     if theta > 0.25:
-        return math.sin(theta) - theta * c
+        return math.sin(theta) - theta * math.cos(theta)
     t = theta * theta  # near 1 the difference cancels; its series does not
     return theta * t * (1 / 3 - t * (1 / 30 - t * (1 / 840 - t * (1 / 45360 - t / 3991680))))
 
@@ -214,11 +227,7 @@ def _correlation(
     for q in (q1, q2):
         _demand_positive(q)
     each = np.asarray(c, float)
-    if each.size and not np.all(np.abs(each) <= 1.0):
-        raise ValueError(
-            f"c = {each[~(np.abs(each) <= 1.0)].flat[0]:g} was asked for, but a cosine similarity "
-            "lies in [-1, 1]. Clip it."
-        )
+    demand_cosines(each)
     s1, s2 = math.sqrt(q1), math.sqrt(q2)
     ends1, ends2 = cuts(activation, s1), cuts(activation, s2)
     norm = math.sqrt(q_map(activation, q1) * q_map(activation, q2))
@@ -263,7 +272,26 @@ def _pair_density(a: float, b: float, c: float) -> float:
     if abs(c) == 1.0:
         return math.inf if a == c * b else 0.0
     s2 = (1.0 - c) * (1.0 + c)
-    return math.exp(-0.5 * (a * a - 2.0 * c * a * b + b * b) / s2) / (2.0 * math.pi * math.sqrt(s2))
+    apart = (a - b) + (1.0 - c) * b if c > 0.0 else (a + b) - (1.0 + c) * b  # a - c b
+    return math.exp(-0.5 * (apart * apart / s2 + b * b)) / (2.0 * math.pi * math.sqrt(s2))
+
+
+def demand_cosines(c: Array) -> None:
+    """Refuse an array that holds anything but numbers in [-1, 1]."""
+    for bad in c[~(np.abs(c) <= 1.0)].tolist():
+        _demand_cosine(bad)
+
+
+def _demand_cosine(c: float) -> None:
+    if not -1.0 <= c <= 1.0:
+        raise ValueError(
+            f"c = {c:g} was asked for, but a cosine similarity lies in [-1, 1]. Clip it."
+        )
+
+
+def _kappa(alpha: float) -> float:
+    """How far leaky ReLU is from linear: 0 for x, 1 for ReLU, 2 for |x|."""
+    return (1.0 - alpha) ** 2 / (1.0 + alpha * alpha)
 
 
 def _demand_positive(q: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class TAT:
     tau: float = 0.3
 
     def __post_init__(self) -> None:
-        _demand(0.0 < self.eta < 1.0, "eta", self.eta, "0 < eta < 1", "0.9 or 0.95")
-        _demand(0.0 < self.tau < math.inf, "tau", self.tau, "tau > 0", "0.2 to 0.5")
+        _demand("eta", self.eta, 0.0, 1.0, "0.9 or 0.95")
+        _demand("tau", self.tau, 0.0, math.inf, "0.2 to 0.5")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class DKS:
     zeta: float = 1.5
 
     def __post_init__(self) -> None:
-        _demand(1.0 < self.zeta < math.inf, "zeta", self.zeta, "zeta > 1", "1.5, 10 or 100")
+        _demand("zeta", self.zeta, 1.0, math.inf, "1.5, 10 or 100")
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,22 @@ class EOC:
     sigma_b: float = 0.0
 
     def __post_init__(self) -> None:
-        _demand(0.0 <= self.sigma_b < math.inf, "sigma_b", self.sigma_b, "sigma_b >= 0", "0 to 1")
+        if self.sigma_b != 0.0:
+            _demand("sigma_b", self.sigma_b, 0.0, math.inf, "0 to 0.5")
 
 
 Method = TAT | DKS | EOC
 
 
-def _demand(holds: bool, name: str, value: float, rule: str, usual: str) -> None:
-    if not holds:
-        raise ValueError(f"{name} = {value:g} was asked for, but {rule} is needed; usual: {usual}.")
+def _demand(name: str, value: object, low: float, high: float, usual: str) -> None:
+    """Refuse what is no number between `low` and `high`."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(
+            f"{name} = {value!r} was asked for, but a number is needed; usual: {usual}."
+        )
+    number = float(value)
+    if not low < number < high:
+        rule = f"{low:g} < {name} < {high:g}" if high < math.inf else f"{name} > {low:g}"
+        raise ValueError(
+            f"{name} = {number:g} was asked for, but {rule} is needed; usual: {usual}."
+        )

@@ -74,12 +74,12 @@ def dks_leaky_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solu
     return found.checked(targets, _dks_attained(graph, found, m))
 
 
-def dks_relu(graph: Graph, zeta: float, slope: float) -> Solution:
+def dks_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solution:
     """DKS for ReLU by β, γ and δ; its homogeneity leaves no freedom for Q'(1) = 1."""
     warnings.warn(
         "DKS cannot give ReLU Q'(1) = 1, for ReLU is homogeneous; the condition is dropped. "
         "Use activation='leaky_relu' to keep it.",
-        stacklevel=4,
+        stacklevel=3,
     )
     relu = activation("relu")
 
@@ -88,7 +88,17 @@ def dks_relu(graph: Graph, zeta: float, slope: float) -> Solution:
         return math.log(float(m.excess[0] / m.variance[0])) - math.log(slope - 1.0)
 
     # Towards +∞ the kink is never met and C'(1) falls to 1; towards -∞ it is all there is.
-    beta = float(brentq(gap, -8.0, 7.0, xtol=1e-14, rtol=1e-15))
+    low, high = -6.0, 6.0
+    if gap(low) < 0.0 or gap(high) > 0.0:
+        beta = low if gap(low) < 0.0 else high
+        reached = 1.0 + (slope - 1.0) * math.exp(gap(beta))
+        why = (
+            f"it needs C'(1) = {slope:.6g} in every layer, and a shift of ReLU that meets its kink "
+            f"at all gives no more than {reached:.6g}. Change the target or the depth"
+        )
+        zeta, slope = give_way(clamp, "C_f'(1)", zeta, max_slope(graph, reached), why), reached
+    else:
+        beta = float(brentq(gap, low, high, xtol=1e-14, rtol=1e-15))
     m = confirmed_moments(relu, 1.0, beta)
     found = Solution(
         "relu",
@@ -110,12 +120,14 @@ def _straightened(c: float) -> float:
     return 1.0 / math.sqrt(max(1.0 - c, 1e-18))
 
 
-def _relu_depth(eta: float) -> int:
-    """How many ReLU layers in a row reach C_f(0) = `eta`."""
-    c, depth = 0.0, 0
-    while c < eta:
-        c, depth = c + arc_gap(c) / math.pi, depth + 1
-    return depth
+def _relu_depth(eta: float) -> str:
+    """How many ReLU layers in a row reach C_f(0) = `eta`, in words."""
+    c = 0.0
+    for depth in range(1, 100_001):
+        c += arc_gap(c) / math.pi
+        if c >= eta:
+            return str(depth)
+    return "more than 100,000"
 
 
 def _dks_attained(graph: Graph, found: Solution, m: Moments) -> dict[str, float]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .activations import Activation, Array, activation, activation_names, transform
-from .maps import c_map, q_map, tabulated_c_map
+from .maps import c_map, demand_cosines, q_map, tabulated_c_map
 
 _MOST_RESIDUAL = 1e-10
 
@@ -103,19 +103,28 @@ class Solution:
     @cached_property
     def c_map(self) -> Callable[[npt.ArrayLike], Array]:
         """C map of one layer at the q value that the network holds; vectorised, quick to call."""
-        if self.shaped.is_homogeneous and self.sigma_b == 0.0:
+        mapped = self._c_map_of_a_layer()
+
+        def checked(c: npt.ArrayLike) -> Array:
+            cosines = np.asarray(c, float)
+            demand_cosines(cosines)
+            return mapped(cosines)
+
+        return checked
+
+    def _c_map_of_a_layer(self) -> Callable[[Array], Array]:
+        if self.shaped.degree == 1.0 and self.sigma_b == 0.0:
             return self._rectifier_c_map
         q = self.q or 1e-12  # for layers that are drawn to q = 0, the limit
         inner, bias = tabulated_c_map(self.shaped, q), self.sigma_b**2 / q
         return lambda c: (1.0 - bias) * inner(c) + bias
 
-    def _rectifier_c_map(self, c: npt.ArrayLike) -> Array:
+    def _rectifier_c_map(self, c: Array) -> Array:
         """Equation 9 on arrays; `leaky_relu_c_map` also keeps relative accuracy at the ends."""
         low, high = self.shaped.slope(np.array([-1.0, 1.0]))
         k = (high - low) ** 2 / (high**2 + low**2) / math.pi
-        x = np.clip(np.asarray(c, float), -1.0, 1.0)
-        theta = np.arccos(x)
-        return np.minimum(x + k * (np.sin(theta) - theta * x), 1.0)
+        theta = np.arccos(c)
+        return np.minimum(c + k * (np.sin(theta) - theta * c), 1.0)
 
     def local_c_map(self, c: float, q: float) -> float:
         """C map of φ̂ alone between two inputs of the same `q`, for `propagate`."""
@@ -139,6 +148,10 @@ class Solution:
 
 def give_way(clamp: bool, name: str, asked: float, nearest: float, why: str) -> float:
     """The nearest target, with a warning, if it may be taken; else the error that says why not."""
+    if not math.isfinite(nearest):
+        raise UnreachableTargetError(
+            f"{name} = {asked:g} is out of reach: {why}. The nearest target overflows."
+        )
     if not clamp:
         raise UnreachableTargetError(
             f"{name} = {asked:g} is out of reach: {why}, or take the nearest target, "
@@ -147,6 +160,6 @@ def give_way(clamp: bool, name: str, asked: float, nearest: float, why: str) -> 
     warnings.warn(
         f"{name} = {asked:g} is out of reach; took {nearest:.6g}, the nearest within reach.",
         ClampedTargetWarning,
-        stacklevel=5,
+        stacklevel=4,
     )
     return nearest

@@ -40,13 +40,14 @@ def solve(
     >>> solution.targets["mu0"], solution.largest_residual < 1e-10
     (0.9, True)
     """
+    _demand_kinds(graph, method)
     phi = look_up(activation)
-    if graph.activations == 0:
+    if graph.depth == 0:
         raise ValueError(
-            f"{type(method).__name__} was asked to shape a network, but this graph has no "
-            "activation node. Give one with at least one."
+            f"{type(method).__name__} was asked to shape a network, but no activation node of this "
+            "graph leads to its output. Give a graph with at least one."
         )
-    if not (phi.is_homogeneous and isinstance(method, TAT | EOC)):
+    if not (phi.degree == 1.0 and isinstance(method, TAT | EOC)):
         _demand_unit_q(graph, phi)
     match method:
         case TAT(eta=eta, tau=tau):
@@ -58,12 +59,26 @@ def solve(
             if phi.negative_slope is not None:
                 return dks_leaky_relu(graph, zeta, slope, clamp)
             if phi is look_up("relu"):
-                return dks_relu(graph, zeta, slope)
+                return dks_relu(graph, zeta, slope, clamp)
             return dks_smooth(graph, zeta, slope, phi, clamp)
         case EOC(sigma_b=sigma_b):
             return eoc(sigma_b, phi, clamp)
         case _:
             assert_never(method)
+
+
+def _demand_kinds(graph: object, method: object) -> None:
+    """Refuse what is no graph or no method, with the words that were probably meant."""
+    if not isinstance(graph, Graph):
+        raise TypeError(
+            f"solve was asked to shape {graph!r}, but it takes a Graph first. Use Graph.chain(100),"
+            " Graph.residual(...) or a GraphBuilder."
+        )
+    if not isinstance(method, TAT | DKS | EOC):
+        raise TypeError(
+            f"solve was given {method!r} for a method, but it takes TAT(...), DKS(...) or EOC(...) "
+            "second. For instance: solve(graph, TAT(eta=0.9), 'leaky_relu')."
+        )
 
 
 def _slope_for(graph: Graph, zeta: float) -> float:

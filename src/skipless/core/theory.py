@@ -9,7 +9,7 @@ import numpy as np
 from scipy.integrate import quad, solve_ivp
 
 from .activations import Array
-from .maps import arc_gap
+from .maps import arc_gap, sine_gap
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def limit_time(eta: float) -> float:
         raise ValueError(f"eta = {eta:g} was asked for, but the flow reaches 0 <= eta < 1 only.")
     # With x = cos θ the integrand is smooth up to the end: sin θ dθ / (sin θ - θ cos θ).
     time, _ = quad(
-        lambda t: math.sin(t) / arc_gap(math.cos(t)),
+        lambda t: math.sin(t) / sine_gap(t),
         math.acos(eta),
         0.5 * math.pi,
         epsabs=0.0,

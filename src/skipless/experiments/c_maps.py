@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import numpy as np
 
-from skipless.core.activations import Array
 from skipless.core.graph import Activation, Graph
 from skipless.core.methods import DKS, EOC, TAT, Method
 from skipless.core.network import fold, propagate
 from skipless.core.solution import Solution
 from skipless.core.solve import solve
 from skipless.report.c_maps import CMapCurve
-
-_SYMBOLS = {"eta": "η", "tau": "τ", "zeta": "ζ", "sigma_b": "σ_b"}
 
 
 def usual_activation(method: Method) -> str:
@@ -24,30 +23,27 @@ def usual_activation(method: Method) -> str:
             return "softplus"
         case EOC():
             return "relu"
+        case _:
+            assert_never(method)
 
 
-def label(method: Method, activation: str) -> str:
-    """How a figure or a table calls a method with its activation and target.
+def label(method: Method, solution: Solution) -> str:
+    """How a figure or a table calls a method with its activation and the target that it met.
 
-    >>> label(TAT(eta=0.9), "leaky_relu"), label(DKS(zeta=1.5), "tanh")
-    ('TAT leaky_relu η=0.9', 'DKS tanh ζ=1.5')
+    >>> label(TAT(eta=0.95), solve(Graph.chain(50), TAT(eta=0.95)))
+    'TAT leaky_relu η=0.95'
     """
-    match method:
-        case TAT(eta=eta, tau=tau):
-            target = f"η={eta:g}" if activation == "leaky_relu" else f"τ={tau:g}"
-        case DKS(zeta=zeta):
-            target = f"ζ={zeta:g}"
-        case EOC(sigma_b=sigma_b):
-            target = f"σ_b={sigma_b:g}"
-    return f"{type(method).__name__} {activation} {target}"
+    symbols = {"mu0": "η", "mu1": "ζ", "mu2": "τ"}
+    met = [f"{symbols[k]}={v:.4g}" for k, v in solution.targets.items() if k in symbols]
+    target = met[0] if met else f"σ_b={solution.sigma_b:g}"
+    return f"{type(method).__name__} {solution.activation} {target}"
 
 
 def c_map_curve(
     graph: Graph, method: Method, activation: str | None = None, *, clamp: bool = False
 ) -> tuple[Solution, CMapCurve]:
     """The solution and its local C map, global C map, and c value behind every activation."""
-    name = activation or usual_activation(method)
-    solution = solve(graph, method, name, clamp=clamp)
+    solution = solve(graph, method, activation or usual_activation(method), clamp=clamp)
     c = np.linspace(-1.0, 1.0, 401)
     along = propagate(
         graph, q_map=lambda q: q, c_map=lambda c, _: float(solution.c_map(np.asarray(c)))
@@ -58,14 +54,10 @@ def c_map_curve(
         if isinstance(node, Activation)
     ]
     curve = CMapCurve(
-        label=label(method, name),
+        label=label(method, solution),
         c=c,
         local_map=solution.c_map(c),
-        global_map=_global(graph, solution, c),
+        global_map=fold(graph, solution.c_map, c),
         layers=np.array([0.0, *layers]),
     )
     return solution, curve
-
-
-def _global(graph: Graph, solution: Solution, c: Array) -> Array:
-    return fold(graph, solution.c_map, c)
