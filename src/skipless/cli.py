@@ -164,10 +164,12 @@ def plot(
       skipless plot mlp:100
       skipless plot mlp:100 --method tat --method dks --activation tanh -o tanh.svg
     """
+    from skipless.core.solution import UnreachableTargetError
     from skipless.experiments.c_maps import c_map_curve
     from skipless.report.c_maps import draw_c_maps
 
     graph, curves = _graph(model), []
+    unreached: list[UnreachableTargetError] = []
     chosen = methods or _METHODS
     for name, given in targets.items():
         if given is not None and not any(name in _TARGETS[m] for m in chosen):
@@ -177,8 +179,16 @@ def plot(
     for name in chosen:
         own = {k: v for k, v in targets.items() if k in _TARGETS[name]}
         method = _method(name, activation, own)
-        with _notes():
-            curves.append(c_map_curve(graph, method, activation, clamp=clamp)[1])
+        try:
+            with _notes():
+                curves.append(c_map_curve(graph, method, activation, clamp=clamp)[1])
+        except UnreachableTargetError as error:
+            if methods:
+                raise
+            unreached.append(error)
+            click.echo(f"note: {name} is left out. {error}", err=True)
+    if not curves:
+        raise unreached[0]
     click.echo(draw_c_maps(curves, f"C maps of {model}", output))
 
 
@@ -219,7 +229,7 @@ def _graph(model: str) -> Graph:
     from skipless.core.graph import Graph
 
     kind, _, depth = model.partition(":")
-    if kind != "mlp" or not (depth.isascii() and depth.isdigit()):
+    if kind != "mlp" or not (depth.isascii() and depth.isdigit() and len(depth) < 20):
         raise click.UsageError(
             f"MODEL {model!r} was asked for; the models are mlp:DEPTH, for instance mlp:100."
         )

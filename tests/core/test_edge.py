@@ -12,7 +12,7 @@ from skipless.core.edge import edge_of_chaos
 from skipless.core.graph import Graph
 from skipless.core.maps import c_map_slope
 from skipless.core.methods import EOC
-from skipless.core.solution import ClampedTargetWarning, UnreachableTargetError
+from skipless.core.solution import UnreachableTargetError
 from skipless.core.solve import solve
 
 ATTRACTED = [
@@ -109,11 +109,11 @@ def test_a_bias_out_of_reach_names_one_within_reach() -> None:
     assert edge_of_chaos(activation("gelu"), nearest - 1e-3) is None
 
 
-@pytest.mark.parametrize("sigma_b", [0.0, 0.02])
-def test_clamping_gives_a_confirmed_edge_even_where_all_is_tail(sigma_b: float) -> None:
-    with pytest.warns(ClampedTargetWarning):
-        solution = solve(Graph.chain(10), EOC(sigma_b), "soft_shrink", clamp=True)
-    assert solution.largest_residual < 1e-10
+@pytest.mark.parametrize("sigma_b", [0.0, 0.02, 0.1, 2.0])
+def test_soft_shrink_repels_every_q_from_above(sigma_b: float) -> None:
+    # It vanishes at its kinks, so that E[φφ″] = 0 and Q′ = C'(1): where that is 1, Q is convex.
+    with pytest.raises(UnreachableTargetError, match="runs away"):
+        solve(Graph.chain(10), EOC(sigma_b), "soft_shrink", clamp=True)
 
 
 def test_the_c_map_of_a_layer_includes_the_bias() -> None:

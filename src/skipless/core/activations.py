@@ -74,6 +74,7 @@ class Activation:
     name: str = "custom"
     period: float | None = None
     negative_slope: float | None = None  # of leaky ReLU, which the methods shape by it
+    bend: tuple[float, float] = (0.0, 1.0)  # around where, and on what scale, a smooth φ bends
 
     def __post_init__(self) -> None:
         for part in ("value", "slope", "curvature"):
@@ -124,13 +125,13 @@ class Activation:
     def degree(self) -> float | None:
         """The k for which φ(sx) = s^k φ(x) for all s > 0, or None; 1 for the ReLU family.
 
-        >>> activation("leaky_relu").degree, activation("square").degree, activation("elu").degree
-        (1.0, 2.0, None)
+        >>> [activation(name).degree for name in ("leaky_relu", "square", "elu")]
+        [1.0, 2.0, None]
         """
-        near, far = self.value(_PROBE), self.value(4.0 * _PROBE)
+        near, far, close = (self.value(s * _PROBE) for s in (1.0, 4.0, 4.0**-10))
         scale = far[-1] / near[-1] if near[-1] else math.nan
-        homogeneous = set(self.kinks) <= {0.0} and scale > 0.0 and self(0.0) == 0.0
-        return math.log(scale, 4.0) if homogeneous and np.all(far == scale * near) else None
+        scales = scale > 1.0 and np.all(far == scale * near) and np.all(close == near / scale**10)
+        return math.log(scale, 4.0) if scales and set(self.kinks) <= {0.0} else None
 
     def _check_function(self, part: str) -> None:
         try:
@@ -190,6 +191,7 @@ def transform(
         tuple((k - input_shift) / input_scale for k in activation.kinks),
         f"transformed {activation.name}",
         None if activation.period is None else activation.period / abs(input_scale),
+        bend=((activation.bend[0] - input_shift) / input_scale, activation.bend[1] / input_scale),
     )
 
 
@@ -198,9 +200,7 @@ def activation(name: str | Activation, negative_slope: float | None = None) -> A
 
     Upper case, spaces, hyphens and underscores make no difference; an `Activation` is its own name.
 
-    >>> bool(activation("Leaky-ReLU", 0.0)(-1.0) == activation("relu")(-1.0))
-    True
-    >>> activation("swish") is activation("silu")
+    >>> activation("Swish") is activation("silu")
     True
     """
     if isinstance(name, Activation):

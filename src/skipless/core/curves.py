@@ -10,10 +10,14 @@ So the curves are traced once for each φ and kept; a solve interpolates its sta
 and polishes it with a few steps of Newton's method. Following curves, instead of starting a root
 finder somewhere, finds every solution, and keeps to one branch as the depth changes.
 
+Where a curve turns back, or its reading has an extremum, it is traced more finely.
+
 Of several curves the one with the most stable Q map is taken, for all targets that it reaches:
 the one with the least `distortion` where it reads 1e-5, as in a network of ten thousand layers.
 Mirror images such as φ̂(-x) and -φ̂(-x) have the same maps; of these, α and γ are positive and |β|
-is as small as it can be, with β > 0 where the sign is free.
+is as small as it can be, with β > 0 where the sign is free. Where the chosen curve ends, as it does
+for DKS with GELU near C'(1) = 1.47, the value of ReLU, another one takes over, and the parameters
+jump with the depth; up to there they vary smoothly.
 """
 
 from __future__ import annotations
@@ -22,13 +26,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from .activations import Activation, Array
 from .conditions import Conditions
-from .moments import Moments, blurred, distortion, moments
+from .gaussian import blurred
+from .moments import Moments, distortion, moments
 
 _ALPHAS = np.geomspace(1e-4, 1e6, 81)
 _SHIFTS = np.sinh(np.linspace(-math.asinh(30.0), math.asinh(30.0), 101))
@@ -131,7 +137,9 @@ def _curves(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]
     with np.errstate(all="ignore"):
         sound = np.abs(_balance(conditions, m)) < 1e-2  # else a jump, not a zero
         reading = conditions.reading(m)
-    return _linked(index[sound], beta[sound], reading[sound])
+    curves = _linked(index[sound], beta[sound], reading[sound])
+    refined = (*_arcs(curves, activation, conditions), *_crests(curves, activation, conditions))
+    return (*curves, *refined)
 
 
 @lru_cache(maxsize=64)
@@ -233,6 +241,58 @@ def _read(activation: Activation, conditions: Conditions, alpha: Array, beta: Ar
     gamma, delta = conditions.output(m)
     rows = np.stack([alpha, beta, gamma, delta, np.exp(conditions.reading(m))], axis=1)
     return [Point(*row) for row in rows.tolist()]
+
+
+def _arcs(
+    curves: tuple[Curve, ...], activation: Activation, conditions: Conditions
+) -> Iterator[Curve]:
+    """The arcs by which curves that end between the same two rows turn into each other.
+
+    There α has an extremum and β has not: the arc is traced over β, with α found by bisection.
+    """
+    for end, beyond in ((-1, 1), (0, -1)):
+        ends = sorted((float(c.alpha[end]), float(c.beta[end])) for c in curves)
+        for (alpha, low), (same, high) in pairwise(ends):
+            row = int(np.searchsorted(_ALPHAS, alpha * 0.999))
+            if alpha != same or not 0 <= row + beyond < _ALPHAS.size:
+                continue
+            beta = np.linspace(low, high, 35)[1:-1]
+            near, far = np.full_like(beta, alpha), np.full_like(beta, _ALPHAS[row + beyond])
+            at_near = _balance(conditions, moments(activation, near, beta))
+            at_far = _balance(conditions, moments(activation, far, beta))
+            across = at_near * at_far < 0.0
+            if np.sum(across) < 3:
+                continue
+            beta, near, far, at_near = (x[across] for x in (beta, near, far, at_near))
+            for _ in range(40):
+                middle = np.sqrt(near * far)
+                same_side = _balance(conditions, moments(activation, middle, beta)) * at_near > 0.0
+                near, far = np.where(same_side, middle, near), np.where(same_side, far, middle)
+            yield Curve(near, beta, conditions.reading(moments(activation, near, beta)))
+
+
+def _crests(
+    curves: tuple[Curve, ...], activation: Activation, conditions: Conditions
+) -> Iterator[Curve]:
+    """The pieces of the curves around an extremum of their reading, traced more finely."""
+    for curve in curves:
+        turns: list[int] = np.flatnonzero(np.diff(np.sign(np.diff(curve.reading)))).tolist()
+        last = curve.reading.size - 3  # in the first and the last interval none would show
+        for start in sorted({*turns, 0, last} if last >= 0 else set()):
+            rows = slice(start, start + 3)
+            log_alpha, shift = np.log(curve.alpha[rows]), curve.beta[rows]
+            finer = np.linspace(float(log_alpha[0]), float(log_alpha[-1]), 33)
+            alpha = np.exp(finer)
+            middle = np.asarray(np.interp(finer, log_alpha, shift), np.float64)
+            width = 0.3 * float(np.ptp(shift)) + 1e-2 * (0.2 + alpha)
+            bracket = np.stack([middle - width, middle + width], axis=1)
+            beta = _bisected(activation, conditions, alpha, bracket, halvings=40)
+            m = moments(activation, alpha, beta)
+            with np.errstate(all="ignore"):
+                sound = np.abs(_balance(conditions, m)) < 1e-6
+                reading = conditions.reading(m)
+            if np.sum(sound) > 2:
+                yield Curve(alpha[sound], beta[sound], reading[sound])
 
 
 def _starts(curve: Curve, target: float) -> list[tuple[float, float]]:

@@ -81,7 +81,7 @@ def edge_of_chaos(activation: Activation, sigma_b: float) -> EdgePoint | None:
         m = _at(activation, np.asarray([q]))
         point = EdgePoint(q, float((q / (m.variance + m.excess)[0]) ** 0.5))
         pull = abs(float(_pull_from(m)[0]))
-        if pull <= 1.0 and _is_confirmed(activation, point, sigma_b):
+        if pull < 1.0 - 1e-10 and _is_confirmed(activation, point, sigma_b):
             found.append((pull, point))
     if found:
         return min(found, key=lambda pair: pair[0])[1]

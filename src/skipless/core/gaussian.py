@@ -43,8 +43,10 @@ def density(z: Array) -> Array:
 
 def cuts(activation: Activation, scale: float, shift: float = 0.0) -> Array:
     """Points z at which panels for φ(scale · z + shift) should end."""
-    origin = _ORIGIN[np.abs(_ORIGIN - shift) < _EDGES[-1] * abs(scale)]
-    x = np.concatenate([origin, np.asarray(activation.kinks, float)])
+    centre, width = activation.bend
+    origin = centre + width * _ORIGIN
+    near = np.abs(origin - shift) < _EDGES[-1] * abs(scale)
+    x = np.concatenate([origin[near], np.asarray(activation.kinks, float)])
     if activation.period is not None:
         step = 0.5 * activation.period
         n = min(math.ceil((_REACH * abs(scale) + abs(shift)) / step), _MOST_PERIODS)
@@ -125,6 +127,29 @@ def pair_expectation(f: Function, g: Function, c: float, f_ends: Array, g_ends: 
     z, w = rule(inner_ends[:, np.any(np.abs(inner_ends) < _REACH, axis=0)], _CENTRE, halvings)
     inner = np.sum(w * g(c * z1[:, None] + s * z), axis=-1)
     return float(np.sum(w1 * f(z1) * inner))
+
+
+def blurred(period: float) -> float:
+    """The scale s beyond which s z modulo the period is uniform to rounding error."""
+    return 9.0 * period / (2.0 * math.pi)
+
+
+def wave_pair_expectation(
+    f: Function, period: float, c: float, scales: tuple[float, float]
+) -> float:
+    r"""E[f(s₁ z₁) f(s₂ z₂)] for a periodic f, by its Fourier series.
+
+    $E[e^{i(u z_1 + v z_2)}] = e^{-(u^2 + v^2 + 2cuv)/2}$; for scales beyond the period this needs a
+    few terms, where panels would have to follow every wave.
+    """
+    count = 2048
+    waves = np.fft.fft(f(np.linspace(0.0, period, count, endpoint=False))) / count
+    number = np.fft.fftfreq(count, 1.0 / count)
+    heard = np.abs(waves) > 1e-17 * np.max(np.abs(waves))
+    u, v = (2.0 * math.pi / period * s * number[heard] for s in scales)
+    # u² + v² + 2cuv, written so that it does not cancel for c near -1 or 1
+    exponent = -0.5 * ((u[:, None] + c * v) ** 2 + (1.0 - c) * (1.0 + c) * v**2)
+    return float(np.real(waves[heard] @ np.exp(exponent) @ waves[heard]))
 
 
 def halvings_for(f: Function, ends: Array) -> int:

@@ -227,12 +227,15 @@ class GraphBuilder:
         self.nodes: list[Node] = []
 
     def input(self, *, origin: str = "") -> int:
+        """Add the `Input`, which comes first."""
         return self.add(Input(origin=origin))
 
     def affine(self, input: int, *, origin: str = "") -> int:
+        """Add an `Affine` layer that reads the node `input`."""
         return self.add(Affine(input, origin=origin))
 
     def activation(self, input: int, *, origin: str = "") -> int:
+        """Add an `Activation` that reads the node `input`."""
         return self.add(Activation(input, origin=origin))
 
     def sum(self, inputs: Sequence[int], weights: Sequence[float] = (), *, origin: str = "") -> int:
@@ -243,9 +246,11 @@ class GraphBuilder:
     def concat(
         self, inputs: Sequence[int], widths: Sequence[float] = (), *, origin: str = ""
     ) -> int:
+        """Add a `Concat`; its widths, the numbers of channels, are equal if left out."""
         return self.add(Concat(tuple(inputs), tuple(widths), origin=origin))
 
     def add(self, node: Node) -> int:
+        """Add any node."""
         self.nodes.append(node)
         return len(self.nodes) - 1
 

@@ -16,7 +16,16 @@ import numpy.typing as npt
 from numpy.polynomial import chebyshev, polynomial
 
 from .activations import Activation, Array, Function
-from .gaussian import cuts, density, expectation, halvings_for, pair_expectation, rule
+from .gaussian import (
+    blurred,
+    cuts,
+    density,
+    expectation,
+    halvings_for,
+    pair_expectation,
+    rule,
+    wave_pair_expectation,
+)
 
 Numbers = float | Array
 
@@ -29,20 +38,17 @@ def q_map(activation: Activation, q: float) -> float:
     1.5
     """
     _demand_positive(q)
-    s = math.sqrt(q)
+    s = _audible(activation, q)
     return expectation(lambda z: activation.value(s * z) ** 2, cuts(activation, s))
 
 
 def q_map_slope(activation: Activation, q: float) -> float:
     r"""Slope of the local Q map, $Q'(q) = E[\phi(\sqrt q z)\,\phi'(\sqrt q z)\,z] / \sqrt q$."""
     _demand_positive(q)
-    s = math.sqrt(q)
-    return (
-        expectation(
-            lambda z: activation.value(s * z) * activation.slope(s * z) * z, cuts(activation, s)
-        )
-        / s
-    )
+    s = _audible(activation, q)
+    return expectation(
+        lambda z: activation.value(s * z) * activation.slope(s * z) * z, cuts(activation, s)
+    ) / math.sqrt(q)
 
 
 def c_map(activation: Activation, c: Numbers, q1: float = 1.0, q2: float | None = None) -> Array:
@@ -214,6 +220,13 @@ def tabulated_c_map(activation: Activation, q: float = 1.0) -> Callable[[npt.Arr
     return mapped
 
 
+def _audible(activation: Activation, q: float) -> float:
+    """√q, or as much of it as makes a difference to expectations of a periodic φ."""
+    return (
+        math.sqrt(q) if activation.period is None else min(math.sqrt(q), blurred(activation.period))
+    )
+
+
 def _cosine(values: npt.ArrayLike) -> Array:
     """The values clipped to [-1, 1]: Cauchy and Schwarz hold them there, rounding does not."""
     return np.clip(np.asarray(values, np.float64), -1.0, 1.0)
@@ -236,6 +249,11 @@ def _correlation(
             f"C was asked for at q = ({q1:g}, {q2:g}), but {activation.name} is zero there and a "
             "zero vector has no cosine. Use a larger q."
         )
+    if activation.period is not None and max(s1, s2) > 0.5 * activation.period:
+        values = [
+            wave_pair_expectation(f, activation.period, t, (s1, s2)) for t in each.ravel().tolist()
+        ]
+        return np.reshape(np.asarray(values), each.shape) / norm
     values = [
         pair_expectation(lambda z: f(s1 * z), lambda z: f(s2 * z), float(t), ends1, ends2)
         for t in each.ravel()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .activations import Activation, Array
-from .gaussian import density, rule
+from .gaussian import blurred, density, rule
 
 # Nodes beyond |z| = 9 weigh less than rounding error for any φ that grows like a polynomial.
 _EDGES = np.arange(-9.0, 9.1, 1.5)
@@ -91,11 +91,6 @@ def shifted_rule(activation: Activation, alpha: Array, beta: Array) -> tuple[Arr
     ends = (marks - beta[..., None]) / alpha[..., None]
     near = np.any(np.abs(ends) < 9.0, axis=tuple(range(ends.ndim - 1)))
     return rule(ends[..., near], _EDGES)
-
-
-def blurred(period: float) -> float:
-    """The scale beyond which αz modulo the period is uniform to rounding error."""
-    return 9.0 * period / (2.0 * math.pi)
 
 
 def _from_nodes(activation: Activation, alpha: Array, beta: Array, z: Array, w: Array) -> Moments:

@@ -28,7 +28,8 @@ def tat_leaky_relu(graph: Graph, eta: float, clamp: bool) -> Solution:
 
     if (most := c_at_zero(1.0)) < eta:
         why = (
-            f"{graph.depth} activations on the longest path give at most {most:.3f} (plain ReLU). "
+            f"{graph.depth} activation{'s' * (graph.depth > 1)} on the longest path give"
+            f"{'s' * (graph.depth == 1)} at most {most:.3f} (plain ReLU). "
             f"Lower eta below that, deepen the network (a chain needs {_relu_depth(eta)} "
             "activations), lower its shortcut weights"
         )
@@ -88,7 +89,7 @@ def dks_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solution:
         return math.log(float(m.excess[0] / m.variance[0])) - math.log(slope - 1.0)
 
     # Towards +∞ the kink is never met and C'(1) falls to 1; towards -∞ it is all there is.
-    low, high = -6.0, 6.0
+    low, high = -5.0, 6.0
     if gap(low) < 0.0 or gap(high) > 0.0:
         beta = low if gap(low) < 0.0 else high
         reached = 1.0 + (slope - 1.0) * math.exp(gap(beta))

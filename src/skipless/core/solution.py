@@ -34,7 +34,8 @@ class Solution:
     φ is `base`; a parameter that the method does not use is None. Weights are drawn with standard
     deviation `sigma_w` / √fan-in, biases with `sigma_b`. `targets` names the conditions, in the
     paper's symbols, with the value each was to have; `residuals` says by how much it is missed, by
-    a second quadrature. `q` is the q value that every layer holds: 1, but for EOC.
+    a second quadrature, relative to targets above 1. `q` is the q value that every layer holds: 1,
+    but for EOC.
 
     A solution can be called on arrays:
 
@@ -136,9 +137,12 @@ class Solution:
 
     def checked(self, targets: Mapping[str, float], attained: Mapping[str, float]) -> Solution:
         """This solution with its targets and residuals, if none of these is large."""
-        residuals = {name: attained[name] - target for name, target in targets.items()}
+        residuals = {
+            name: (attained[name] - target) / max(1.0, abs(target))
+            for name, target in targets.items()
+        }
         for name, residual in residuals.items():
-            if not abs(residual) <= _MOST_RESIDUAL * max(1.0, abs(targets[name])):
+            if not abs(residual) <= _MOST_RESIDUAL:
                 raise ArithmeticError(
                     f"{self.activation}: {name} = {targets[name]:g} was solved for, but a second "
                     f"quadrature finds {attained[name]:.12g}. Please report this case."

@@ -88,8 +88,8 @@ def _slope_for(graph: Graph, zeta: float) -> float:
         return math.log(max_slope(graph, math.exp(log_slope))) - math.log(zeta)
 
     # No path has more than `depth` activations: below this, the slope is too small.
-    low = math.log(zeta) / graph.depth * (1.0 - 1e-6)
-    high = 1.5 * low
+    low = max(0.0, math.log(zeta) / graph.depth * (1.0 - 1e-6) - 1e-15)
+    high = 1.5 * math.log(zeta) / graph.depth
     while gap(high) < 0.0:  # from below, for steep slopes overflow in deep networks
         high *= 2.0
     return math.exp(float(brentq(gap, low, high, xtol=1e-300, rtol=1e-15)))
