@@ -7,6 +7,7 @@ narrows as c goes to ±1.
 
 # mpmath makes its functions at run time.
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportReturnType=false
+# pyright: reportInvalidTypeForm=false
 
 from __future__ import annotations
 

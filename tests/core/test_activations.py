@@ -2,6 +2,7 @@
 
 # mpmath makes its functions at run time.
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportInvalidTypeForm=false
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 # mpmath makes its functions at run time.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportInvalidTypeForm=false
 
 import math
 from collections.abc import Callable, Iterator

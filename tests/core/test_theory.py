@@ -5,6 +5,7 @@ Bounds are tried where they are nearly attained, so that a smaller bound would f
 
 # mpmath makes its functions at run time.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportInvalidTypeForm=false
 
 import math
 from collections.abc import Callable
