@@ -71,6 +71,19 @@ def test_what_is_reachable_is_the_range_of_the_curves() -> None:
     assert nearest(activation("square"), STABLE, 0.1) is None
 
 
+def test_the_greatest_reading_of_a_sine_is_where_its_curve_turns() -> None:
+    # There it is a cosine, whose moments are known: with y = exp(-α²), Q'(1) = 1 asks for
+    # α² = (1 - y)/2y, and C'(1) - 1 is (1 - y)/2y as well: the root of x = (e^x - 1)/2.
+    x = 1.0
+    for _ in range(60):
+        x -= (math.expm1(x) / 2 - x) / (math.exp(x) / 2 - 1)
+    span = reachable(activation("sin"), DKS_CONDITIONS)
+    assert span is not None
+    assert span[1] == pytest.approx(x, rel=1e-5)
+    assert not list(points(activation("sin"), DKS_CONDITIONS, x * 1.001))
+    assert list(points(activation("sin"), DKS_CONDITIONS, x * 0.999))
+
+
 def test_the_chosen_branch_has_the_least_distorted_q_map_in_deep_networks() -> None:
     for name in ("gelu", "silu", "mish", "selu", "softplus"):
         phi = activation(name)
