@@ -1,0 +1,299 @@
+r"""Initial weights under which q values stay 1, drawn in place (appendix D).
+
+A layer with $k$ inputs and $m$ outputs takes a vector with $q = \|x\|^2 / k = 1$ to one with
+$\|W x\|^2 / m = 1$, on average over $W$, if every weight has mean square $1/k$. In torch's layout
+outputs come first, (out, in) or (out, in / groups, *kernel); only the weight of a transposed
+convolution is (in, out / groups, *kernel).
+
+As in `torch.nn.init`, a trailing underscore means that the argument is changed. Numbers are drawn
+in float32, or float64 for weights of that type, on the device of the `generator` if there is one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Distribution = Literal["orthogonal", "gaussian"]
+
+_Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+_Affine = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | _Transposed
+_BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+_InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
+_Normalisation = _BatchNorm | _InstanceNorm | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm
+
+# A QR decomposition meets its other threads at every few columns. Up to this width they save little
+# on idle cores; on busy ones they wait for each other, ten times as long as one thread works.
+_SMALL = 1024
+
+
+def scaled_uniform_orthogonal_(
+    weight: Tensor, gain: float = 1.0, *, groups: int = 1, generator: torch.Generator | None = None
+) -> Tensor:
+    r"""`weight`, drawn from the scale-corrected uniform orthogonal distribution (SUO).
+
+    For $m$ outputs and $k$ inputs this is a uniformly distributed matrix with orthonormal rows, or
+    columns if $m > k$, times $\max\{\sqrt{m/k}, 1\}$ and `gain`. With a gain of 1,
+
+    $$W W^\top = I \quad (m \le k), \qquad W^\top W = \tfrac{m}{k}\, I \quad (m > k),$$
+
+    so that for $m \ge k$ every input keeps its q value exactly, and for $m < k$ on average.
+
+    A convolution is a matrix from all that its kernel covers, one for each group. This is right for
+    kernels of size 1 and patches that do not overlap; for others the theory asks for `delta_`.
+
+    >>> weight = scaled_uniform_orthogonal_(torch.empty(6, 3))
+    >>> torch.allclose(weight.T @ weight, 2 * torch.eye(3), atol=1e-5)
+    True
+    """
+    _fill_(_blocks(weight, groups), _Law("orthogonal", gain, generator))
+    return weight
+
+
+def gaussian_fan_in_(
+    weight: Tensor, gain: float = 1.0, *, generator: torch.Generator | None = None
+) -> Tensor:
+    r"""`weight`, drawn independently from $\mathcal N(0, \mathrm{gain}^2 / k)$ (eq. 1).
+
+    $k$ is the number of weights that each output has: in / groups · kernel size.
+
+    >>> weight = gaussian_fan_in_(torch.empty(500, 400), generator=torch.manual_seed(0))
+    >>> round(400 * weight.square().mean().item(), 2)
+    1.0
+    """
+    _fill_(_blocks(weight), _Law("gaussian", gain, generator))
+    return weight
+
+
+def delta_(
+    weight: Tensor,
+    gain: float = 1.0,
+    *,
+    groups: int = 1,
+    distribution: Distribution = "orthogonal",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Weight of a convolution, zero but for one random matrix at the centre of the kernel.
+
+    This Delta initialisation lets the network act on each location by itself, which is what makes q
+    and c values of convolutional networks computable (section 2.3).
+
+    Each group has a matrix of its own, which keeps the q value of that group's channels. In a
+    depthwise convolution it is a sign for each channel: q and c values are kept, but nothing is
+    added up, so an activation that follows does not see normal numbers as its maps assume.
+
+    An even kernel has no centre; of its two middle taps the first, (size - 1) // 2, is taken. Under
+    `padding="same"` it reads the location itself, and under explicit padding of at most
+    (size - 1) // 2 (times the dilation) it never reads the padding. Wider padding, around a kernel
+    of any size, gives the output a border of zeros.
+
+    >>> weight = delta_(torch.empty(4, 4, 3, 3))
+    >>> centre = weight[:, :, 1, 1]
+    >>> torch.allclose(centre @ centre.T, torch.eye(4), atol=1e-5), int(weight.count_nonzero())
+    (True, 16)
+    """
+    law = _Law(distribution, gain, generator)
+    _fill_taps_(_blocks(weight, groups), _centre(weight.shape[2:]), law)
+    return weight
+
+
+def transposed_delta_(
+    weight: Tensor,
+    gain: float = 1.0,
+    *,
+    stride: int | Sequence[int] = 1,
+    groups: int = 1,
+    distribution: Distribution = "orthogonal",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Weight of a transposed convolution, zero but for one random matrix at the middle taps.
+
+    A single tap would reach only every `stride`-th location of the output. So as many taps as the
+    stride, from (size - stride + 1) // 2 on, hold the same matrix: the layer copies each location
+    `stride` times and then acts on it as under `delta_`.
+
+    An output of at most `stride` times the size of the input, with an `output_padding` of 0 or 1,
+    is reached everywhere; a larger one has a border of zeros.
+
+    >>> weight = transposed_delta_(torch.empty(8, 8, 4), stride=2)
+    >>> up = nn.functional.conv_transpose1d(torch.ones(1, 8, 5), weight, stride=2, padding=1)
+    >>> torch.allclose(up.square().mean(dim=1), torch.ones(10))
+    True
+    """
+    blocks, kernel = _blocks(weight, groups, transposed=True), weight.shape[2:]
+    strides = (stride,) * len(kernel) if isinstance(stride, int) else tuple(stride)
+    _refuse_gaps(kernel, strides, (1,) * len(kernel))
+    _fill_taps_(blocks, _middle(kernel, strides), _Law(distribution, gain, generator))
+    return weight
+
+
+def initialize_(
+    model: nn.Module,
+    *,
+    sigma_w: float = 1.0,
+    sigma_b: float = 0.0,
+    distribution: Distribution = "orthogonal",
+    delta: bool = True,
+    generator: torch.Generator | None = None,
+) -> list[str]:
+    r"""Names of the parameters left as they were, after drawing all others in place.
+
+    Linear layers and convolutions of all kinds get weights with gain `sigma_w`, and biases from
+    $\mathcal N(0, \sigma_b^2)$. Normalisation layers are reset: scale 1, shift 0, no running
+    statistics. A parameter that several layers share is drawn once, as that of the first. All else,
+    such as embeddings, attention's packed projections or the slope of `nn.PReLU`, is left alone.
+    Models with lazy, meta or reparametrised weights are refused before anything is changed.
+
+    With `delta=False` all taps of a kernel are drawn. Then q values are kept on average where the
+    kernel covers locations of q value 1 and no padding; c values follow no local map.
+
+    >>> initialize_(nn.Sequential(nn.Conv2d(3, 8, 3), nn.PReLU(), nn.Flatten(), nn.Linear(32, 2)))
+    ['1.weight']
+    """
+    _refuse_undrawable(model)
+    law = _Law(distribution, sigma_w, generator)
+    drawn: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, _Normalisation):
+            module.reset_parameters()
+        elif isinstance(module, _Affine):
+            if id(module.weight) not in drawn:
+                _draw_weight_(module, law, delta)
+            if module.bias is not None and id(module.bias) not in drawn:
+                bias = module.bias.detach()
+                bias.copy_(sigma_b * law.normal(bias.shape, bias)) if sigma_b else bias.zero_()
+        else:
+            continue
+        drawn.update(id(parameter) for parameter in module.parameters(recurse=False))
+    return [name for name, parameter in model.named_parameters() if id(parameter) not in drawn]
+
+
+@dataclass(frozen=True)
+class _Law:
+    """How matrices are drawn: their distribution, their scale and the source of randomness."""
+
+    distribution: Distribution
+    gain: float
+    generator: torch.Generator | None
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        device = like.device if self.generator is None else self.generator.device
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        return torch.randn(*shape, dtype=dtype, device=device, generator=self.generator)
+
+    def matrices(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Independent matrices, as many as `shape` = (count, outputs m, inputs k) says."""
+        count, m, k = shape
+        match self.distribution:
+            case "orthogonal":
+                tall = self.normal((count, max(m, k), min(m, k)), like)
+                with _threads(1 if min(m, k) <= _SMALL else torch.get_num_threads()):
+                    q, r = torch.linalg.qr(tall)
+                # Q is uniform only beside an R of positive diagonal; LAPACK's has other signs.
+                diagonal = r.diagonal(dim1=1, dim2=2).unsqueeze(1)
+                scale = self.gain * max(math.sqrt(m / max(k, 1)), 1.0)
+                q *= scale * torch.ones_like(diagonal).copysign(diagonal)
+                return q if m > k else q.mT
+            case "gaussian":
+                return self.gain / math.sqrt(max(k, 1)) * self.normal(shape, like)
+            case other:
+                raise ValueError(f"distribution is 'orthogonal' or 'gaussian', not {other!r}")
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _blocks(weight: Tensor, groups: int = 1, transposed: bool = False) -> Tensor:
+    """View of `weight`, detached, as (groups, outputs, inputs, *kernel) of each group."""
+    _refuse_without_memory(weight)
+    if not weight.is_floating_point() or weight.dim() < 2 or groups < 1 or weight.shape[0] % groups:
+        raise ValueError(
+            "A weight is floating-point and of shape (out, in, *kernel), the first number "
+            f"a multiple of groups={groups}; not {weight.dtype} of shape {tuple(weight.shape)}."
+        )
+    blocks = weight.detach().unflatten(0, (groups, weight.shape[0] // groups))
+    return blocks.transpose(1, 2) if transposed else blocks
+
+
+def _centre(kernel: Sequence[int]) -> list[slice]:
+    return [slice((size - 1) // 2, (size + 1) // 2) for size in kernel]
+
+
+def _middle(kernel: Sequence[int], stride: Sequence[int]) -> list[slice]:
+    axes = zip(kernel, stride, strict=True)
+    return [slice((size - step + 1) // 2, (size + step + 1) // 2) for size, step in axes]
+
+
+def _fill_(blocks: Tensor, law: _Law, stride: Sequence[int] = ()) -> None:
+    """Draw all taps. In a transposed convolution, those that reach one location are a matrix."""
+    for first in product(*map(range, stride)):
+        part = blocks[(..., *(slice(i, None, step) for i, step in zip(first, stride, strict=True)))]
+        shape = (*part.shape[:2], math.prod(part.shape[2:]))
+        part.copy_(law.matrices(shape, part).reshape(part.shape))
+
+
+def _fill_taps_(blocks: Tensor, taps: Sequence[slice], law: _Law) -> None:
+    """Draw a matrix for each group and put it at all `taps`, with zeros elsewhere."""
+    matrices = law.matrices(blocks.shape[:3], blocks)
+    blocks.zero_()[(..., *taps)].copy_(matrices[(..., *(None for _ in taps))])
+
+
+def _draw_weight_(module: _Affine, law: _Law, delta: bool) -> None:
+    if isinstance(module, nn.Linear):
+        return _fill_(_blocks(module.weight), law)
+    transposed = isinstance(module, _Transposed)
+    blocks, kernel = _blocks(module.weight, module.groups, transposed), module.kernel_size
+    if delta:
+        _fill_taps_(blocks, _middle(kernel, module.stride) if transposed else _centre(kernel), law)
+    else:
+        _fill_(blocks, law, module.stride if transposed else ())
+
+
+def _refuse_without_memory(parameter: Tensor, name: str = "The weight") -> None:
+    if nn.parameter.is_lazy(parameter) or parameter.is_meta:
+        raise ValueError(
+            f"{name} has no memory to draw into. If it is lazy, run the model once on an example; "
+            "if it is on the meta device, call model.to_empty(device='cpu')."
+        )
+
+
+def _refuse_gaps(
+    kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], name: str = "The weight"
+) -> None:
+    axes = zip(kernel, stride, dilation, strict=True)
+    if any(size < step or math.gcd(step, space) > 1 for size, step, space in axes):
+        raise ValueError(
+            f"{name}, of a transposed convolution with kernel {tuple(kernel)}, stride "
+            f"{tuple(stride)} and dilation {tuple(dilation)}, cannot reach all locations and would "
+            "leave q = 0 at others. Use a kernel at least as large as the stride, and no dilation."
+        )
+
+
+def _refuse_undrawable(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        _refuse_without_memory(parameter, name)
+    for name, module in model.named_modules():
+        if not isinstance(module, _Affine):
+            continue
+        wanted = {"weight"} if module.bias is None else {"weight", "bias"}
+        if not wanted <= {own for own, _ in module.named_parameters(recurse=False)}:
+            raise ValueError(
+                f"{name or 'The model'} computes its weight or bias from other parameters (weight "
+                "normalisation, pruning, ...). Remove that, or call initialize_ before it is added."
+            )
+        if isinstance(module, _Transposed):
+            _refuse_gaps(module.kernel_size, module.stride, module.dilation, name or "The model")

@@ -1,0 +1,111 @@
+r"""Inputs of q value 1, as the theory assumes them.
+
+The q value of an input is $q = \|x\|^2 / d$; what the theory predicts, it predicts for $q = 1$
+(section 2.2). Which numbers make up $x$ depends on the network:
+
+- A convolutional network under Delta initialisation acts on every location by itself, so that each
+  location's vector of channels is to have q value 1: `normalize_per_location`.
+- A multilayer perceptron takes all numbers of a sample as one vector: `normalize_per_sample`.
+
+With smooth activations this decides whether the prediction holds. Rectifiers commute with positive
+scales, so that c values come out right without it; but a location of zeros, such as a black pixel,
+has no c value in any network, and locations of different q values weigh differently when pooled.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def normalize_per_location(
+    x: Tensor, *, channel_dim: int = 1, homogeneous: float | None = 1.0
+) -> Tensor:
+    r"""`x` with a constant channel appended, scaled to q value 1 at every location.
+
+    $$x \mapsto \sqrt{\frac{d + 1}{\|x\|^2 + h^2}}\; (x_1, \ldots, x_d, h)$$
+
+    Scaling alone would forget the length of $x$, which is the brightness of a pixel. The
+    homogeneous coordinate $h$ keeps it, and gives a location of zeros a direction. It should be of
+    the size of the entries of `x`: 1 for standardised data.
+
+    **The output has one channel more than the input**, as the first layer must expect. With
+    `homogeneous=None` it has not; then locations of zeros stay zero.
+
+    `channel_dim` is 1 in batches of torch's layout, -1 if channels come last, and 0 in a single
+    image of torch's layout.
+
+    >>> black_and_blue = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 3.0]])
+    >>> y = normalize_per_location(black_and_blue, channel_dim=-1)
+    >>> y[0].tolist(), [round(q, 6) for q in y.square().mean(dim=-1).tolist()]
+    ([0.0, 0.0, 0.0, 2.0], [1.0, 1.0])
+    """
+    wide = _in_full_precision(x)
+    if homogeneous is not None:
+        constant = torch.full_like(wide.narrow(channel_dim, 0, 1), homogeneous)
+        wide = torch.cat([wide, constant], dim=channel_dim)
+    return _scaled(wide, (channel_dim,)).to(x.dtype)
+
+
+def normalize_per_sample(x: Tensor, *, start_dim: int = 1) -> Tensor:
+    """`x` scaled to q value 1 over all numbers of each sample; a sample of zeros stays zero.
+
+    As in `torch.flatten`, a sample is what lies in the dimensions from `start_dim` on: 1 in
+    batches, 0 for a single sample. Among many numbers the length is a small loss. Where it matters,
+    `normalize_per_location(x.flatten(1))` keeps it in one number more.
+
+    >>> normalize_per_sample(torch.tensor([[3.0, 0.0, 0.0, 0.0], [5.0, 5.0, -5.0, 5.0]]))
+    tensor([[ 2.,  0.,  0.,  0.],
+            [ 1.,  1., -1.,  1.]])
+    """
+    dims = tuple(range(x.dim())[start_dim:])
+    if not dims:
+        raise ValueError(
+            f"A tensor of shape {tuple(x.shape)} has no dimension {start_dim} for the numbers of a "
+            "sample: for a single sample without a batch, set start_dim=0."
+        )
+    return _scaled(_in_full_precision(x), dims).to(x.dtype)
+
+
+class PerLocationNormalization(nn.Module):
+    """`normalize_per_location` as the first layer of a network, or as a transform of its data.
+
+    >>> first = PerLocationNormalization()
+    >>> network = nn.Sequential(first, nn.Conv2d(first.out_channels(3), 64, 3))
+    >>> network(torch.zeros(1, 3, 8, 8)).shape
+    torch.Size([1, 64, 6, 6])
+    """
+
+    def __init__(self, *, channel_dim: int = 1, homogeneous: float | None = 1.0) -> None:
+        super().__init__()
+        self.channel_dim = channel_dim
+        self.homogeneous = homogeneous
+
+    def out_channels(self, in_channels: int) -> int:
+        """Number of channels that come out where `in_channels` go in."""
+        return in_channels + (self.homogeneous is not None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normalize_per_location(x, channel_dim=self.channel_dim, homogeneous=self.homogeneous)
+
+    def extra_repr(self) -> str:
+        return f"channel_dim={self.channel_dim}, homogeneous={self.homogeneous}"
+
+
+def _in_full_precision(x: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        raise TypeError(
+            f"Scaling to q value 1 takes floating-point numbers, not {x.dtype}. Divide bytes of an "
+            "image by 255, and standardise them, first."
+        )
+    return x.float() if x.element_size() < 4 else x
+
+
+def _scaled(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """`x` times what makes its mean square over `dims` 1; zeros stay zeros."""
+    # Squares of entries that are at most 1 do not overflow. The result does not depend on `peak`,
+    # so autograd need not follow it.
+    peak = x.detach().abs().amax(dim=dims, keepdim=True)
+    nothing = peak == 0
+    x = x / peak.masked_fill(nothing, 1.0)
+    return x * x.square().mean(dim=dims, keepdim=True).masked_fill(nothing, 1.0).rsqrt()

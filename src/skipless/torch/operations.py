@@ -1,0 +1,75 @@
+"""The operations of PyTorch by what they mean to the theory, and where a recorded one came from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import fx
+
+AFFINE = {
+    "linear", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d",
+    "conv_transpose2d", "conv_transpose3d", "addmm", "mm", "matmul",
+}  # fmt: skip
+MOVES = {
+    "flatten", "view", "reshape", "permute", "transpose", "t", "squeeze", "unsqueeze", "contiguous",
+    "clone", "detach", "dropout", "feature_dropout", "alpha_dropout", "pad", "constant_pad_nd",
+    "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d", "mean", "to", "_to_copy", "upsample_nearest1d", "upsample_nearest2d",
+    "upsample_nearest3d", "slice", "expand", "alias", "movedim", "unflatten", "pixel_shuffle",
+    "pixel_unshuffle", "channel_shuffle", "select", "narrow",
+}  # fmt: skip
+APPROXIMATE_MOVES = {
+    "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
+    "adaptive_max_pool3d", "upsample_bilinear2d", "upsample_linear1d", "upsample_bicubic2d",
+}  # fmt: skip
+NORMS = {"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"}
+POINTWISE = {
+    "relu", "relu6", "leaky_relu", "tanh", "sigmoid", "softplus", "gelu", "silu", "elu", "selu",
+    "celu", "mish", "log_sigmoid", "hardtanh", "hardswish", "hardsigmoid", "erf", "sin", "cos",
+    "atan", "asinh", "arctan", "arcsinh", "abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt",
+    "pow", "square", "neg", "reciprocal", "clamp", "clamp_min", "clamp_max", "softshrink",
+    "maximum", "minimum", "where", "gt", "ge", "lt", "le", "sign", "special_erf", "threshold",
+    "tanhshrink", "softsign", "logaddexp", "zeros_like", "ones_like", "full_like", "prelu",
+    "_prelu_kernel",
+}  # fmt: skip
+KINDS = {
+    "scaled_dot_product_attention": "attention",
+    "softmax": "attention",
+    "_softmax": "attention",
+    "multi_head_attention_forward": "attention",
+    "lstm": "a recurrent cell",
+    "gru": "a recurrent cell",
+    "rnn_tanh": "a recurrent cell",
+    "rnn_relu": "a recurrent cell",
+}
+
+
+def operation(node: fx.Node) -> str:
+    """The plain name of what a node computes: `relu_`, `conv2d`."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.split("::")[-1]
+    return getattr(target, "__name__", str(target))
+
+
+def origin(node: fx.Node) -> str:
+    """The module path of a node, with the user's line that called it."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next(reversed([entry[0] for entry in stack.values()]), "")
+    where = list(_user_lines(node.meta.get("stack_trace") or ""))
+    line = f" ({where[-1]})" if where else ""
+    return f"{path or 'the model itself'}{line}"
+
+
+def _user_lines(stack_trace: str) -> Iterator[str]:
+    library = str(Path(torch.__file__).parent)
+    for file, line in re.findall(r'File "([^"]+)", line (\d+)', stack_trace):
+        if not file.startswith(library):
+            yield f"{Path(file).name}:{line}"
+
+
+def shape(node: fx.Node) -> Sequence[int]:
+    return node.meta["val"].shape

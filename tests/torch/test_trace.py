@@ -1,0 +1,227 @@
+"""trace: real networks, written the usual ways, become the graphs that one would draw by hand."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import user_models as models
+from skipless.core.activations import activation_names
+from skipless.core.graph import Activation, Graph, GraphBuilder, Sum
+from skipless.core.network import fold, max_curvature
+from skipless.torch.elementwise import recognise
+from skipless.torch.trace import UnsupportedModelError, read, trace
+
+IMAGE = torch.zeros(2, 3, 32, 32)
+
+# Every activation of core, in the ways in which people write it.
+FORMS = {
+    "abs": [torch.abs],
+    "asinh": [torch.asinh],
+    "atan": [torch.atan],
+    "bent_identity": [lambda x: (torch.sqrt(x * x + 1) - 1) / 2 + x],
+    "celu": [F.celu, nn.CELU(0.7)],
+    "cos": [torch.cos],
+    "elu": [F.elu, nn.ELU(0.5), lambda x: F.elu_(x)],
+    "erf": [torch.erf, torch.special.erf],
+    "gaussian": [lambda x: torch.exp(-x * x / 2)],
+    "gelu": [F.gelu, nn.GELU(), lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))],
+    "gelu_tanh": [lambda x: F.gelu(x, approximate="tanh"), nn.GELU("tanh")],
+    "hard_sigmoid": [F.hardsigmoid, nn.Hardsigmoid()],
+    "hard_swish": [F.hardswish, nn.Hardswish()],
+    "hard_tanh": [F.hardtanh, nn.Hardtanh(), lambda x: x.clamp(-1, 1)],
+    "leaky_relu": [F.leaky_relu, nn.LeakyReLU(0.2, inplace=True), nn.PReLU()],
+    "log_sigmoid": [F.logsigmoid, nn.LogSigmoid()],
+    "mish": [F.mish, nn.Mish(), lambda x: x * torch.tanh(F.softplus(x))],
+    "quick_gelu": [lambda x: x * torch.sigmoid(1.702 * x)],
+    "relu": [
+        *(F.relu, torch.relu, F.relu_, nn.ReLU(inplace=True), nn.ReLU()),
+        *(lambda x: x.relu(), lambda x: x.clamp(min=0)),
+        lambda x: torch.maximum(x, torch.zeros_like(x)),
+    ],
+    "relu6": [F.relu6, nn.ReLU6()],
+    "relu_squared": [lambda x: F.relu(x) ** 2],
+    "selu": [F.selu, nn.SELU()],
+    "sigmoid": [torch.sigmoid, nn.Sigmoid(), lambda x: 1 / (1 + torch.exp(-x))],
+    "silu": [F.silu, nn.SiLU(), lambda x: x * torch.sigmoid(x), lambda x: x.sigmoid().mul_(x)],
+    "sin": [torch.sin],
+    "soft_shrink": [F.softshrink, nn.Softshrink(0.3)],
+    "softplus": [F.softplus, nn.Softplus(beta=2)],
+    "softsign": [F.softsign, nn.Softsign()],
+    "square": [torch.square, lambda x: x * x, lambda x: x**2],
+    "squareplus": [lambda x: (x + torch.sqrt(x * x + 4)) / 2],
+    "tanh": [torch.tanh, nn.Tanh(), lambda x: x.tanh_()],
+    "tanh_shrink": [F.tanhshrink, nn.Tanhshrink(), lambda x: x - x.tanh()],
+}
+
+
+class Layer(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(5, 5), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.linear(x))
+
+
+def test_every_activation_has_its_forms() -> None:
+    assert {*FORMS, "identity"} == set(activation_names())
+
+
+@pytest.mark.parametrize("name", sorted(FORMS))
+def test_an_activation_is_recognised_however_it_is_written(name: str) -> None:
+    for function in FORMS[name]:
+        assert trace(Layer(function), torch.zeros(2, 5)) == Graph.chain(1)
+
+
+@pytest.mark.parametrize("name", sorted(FORMS))
+def test_the_recognised_activation_is_the_right_one(name: str) -> None:
+    for function in FORMS[name]:
+        if isinstance(function, nn.Module):
+            function = function.double()
+        found = recognise(lambda x, f=function: f(x.clone()))
+        assert found is not None
+        assert found.phi is not None
+        assert found.scale == 1.0
+        same = {"celu": ("celu", "elu")}  # at their default parameters
+        assert found.phi.name.startswith(same.get(name, name))
+
+
+def test_a_multiple_of_an_activation_is_one_activation_and_a_factor() -> None:
+    graph = trace(Layer(lambda x: 1.5 * F.relu(x) / 3), torch.zeros(2, 5))
+    assert [type(n).__name__ for n in graph.nodes] == ["Input", "Affine", "Activation", "Sum"]
+    assert isinstance(graph.nodes[-1], Sum)
+    assert graph.nodes[-1].weights == pytest.approx((0.5,))
+
+
+def test_two_activations_in_a_row_are_two() -> None:
+    assert trace(Layer(lambda x: torch.tanh(F.relu(x))), torch.zeros(2, 5)).depth == 2
+
+
+@pytest.mark.parametrize("depth", [1, 5])
+def test_an_mlp_is_a_chain(depth: int) -> None:
+    layers = [m for _ in range(depth) for m in (nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.1))]
+    assert trace(nn.Sequential(*layers), torch.zeros(2, 4)) == Graph.chain(depth)
+
+
+def test_a_rescaled_pre_activation_resnet_is_the_one_of_the_paper() -> None:
+    graph = trace(models.PreActivation(), IMAGE)
+    expected = Graph.residual(2, branch_depth=2, shortcut_weight=0.8)
+    for r, x in ((lambda k: 1 + k, 0.0), (lambda c: (c + 1) / 2, 0.1), (lambda s: 2 * s, 1.0)):
+        assert fold(graph, r, x) == pytest.approx(fold(expected, r, x), rel=1e-6)
+    assert graph.activations == expected.activations
+
+
+def test_a_resnet_50_has_its_49_activations_and_53_normalisations() -> None:
+    graph, notes = read(models.ResNet(models.Bottleneck, (3, 4, 6, 3)), IMAGE)
+    assert (graph.activations, graph.depth, len(notes.norms)) == (49, 49, 53)
+    assert len(notes.approximate) == 1
+    assert notes.approximate[0].startswith("max_pool2d at maxpool (user_models.py:")
+    sums = [n for n in graph.nodes if isinstance(n, Sum)]
+    assert len(sums) == 16
+    assert all(n.weights == (1.0, 1.0) for n in sums)
+
+
+def test_a_resnet_18_is_the_graph_drawn_by_hand() -> None:
+    graph = trace(models.ResNet(models.BasicBlock, (2, 2, 2, 2)), IMAGE)
+    b = GraphBuilder()
+    x = b.activation(b.affine(b.input()))
+    for stage in range(4):
+        for block in range(2):
+            branch = b.affine(b.activation(b.affine(x)))
+            shortcut = b.affine(x) if stage > 0 and block == 0 else x
+            x = b.activation(b.sum([branch, shortcut]))
+    b.affine(x)
+    expected = b.build()
+    assert graph.activations == expected.activations
+    assert max_curvature(graph, 1.0) == pytest.approx(max_curvature(expected, 1.0))
+    assert fold(graph, lambda c: (1 + c) / 2, 0.0) == fold(expected, lambda c: (1 + c) / 2, 0.0)
+
+
+def test_a_dense_net_concatenates_by_channels() -> None:
+    b = GraphBuilder()
+    features = [b.affine(b.input())]
+    widths = [8.0]
+    for _ in range(3):
+        features.append(b.affine(b.activation(b.concat(features, widths))))
+        widths.append(4.0)
+    b.affine(b.concat(features, widths))
+    expected = b.build()
+    graph = trace(models.DenseNet(), IMAGE)
+    assert graph == expected
+
+
+def test_a_u_net_joins_its_skip_and_the_branch_from_below() -> None:
+    for size in (8, 9):  # the second takes the branch that pads
+        graph = trace(models.UNet(), torch.zeros(1, 3, size, size))
+        assert (graph.activations, graph.depth) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("build", "example", "depth"),
+    [
+        (models.vgg, torch.zeros(2, 3, 8, 8), 3),
+        (models.conv1d, torch.zeros(2, 2, 32), 2),
+        (models.depthwise, torch.zeros(2, 3, 8, 8), 2),
+    ],
+)
+def test_convolutional_chains_are_chains(build, example, depth) -> None:
+    graph = trace(build(), example)
+    assert (graph.activations, graph.depth) == (depth, depth)
+    assert not any(isinstance(n, Sum) for n in graph.nodes)
+
+
+def test_every_node_knows_where_it_came_from() -> None:
+    graph = trace(models.ResNet(models.BasicBlock, (1, 1, 1, 1)), IMAGE)
+    acts = [n.origin for n in graph.nodes if isinstance(n, Activation)]
+    assert acts[1].startswith("stages.0.0.relu (user_models.py:")
+    assert all("user_models.py:" in origin for origin in acts)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = models.ResNet(models.BasicBlock, (1, 1, 1, 1)).train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    trace(model, IMAGE)
+    assert model.training
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_writing_in_place_changes_what_later_lines_read() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.a(x)
+            F.relu_(y)  # y itself is rectified now
+            return self.b(y)
+
+    graph = trace(InPlace(), torch.zeros(1, 4))
+    assert graph.depth == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "message"),
+    [
+        (models.Attention(), torch.zeros(1, 4, 8), r"^attend \(user_models\.py:\d+\) computes"),
+        (models.Gate(), torch.zeros(1, 8), r"user_models\.py:\d+\) combines two branches by mul"),
+        (models.Recurrent(nn.LSTM(8, 8)), torch.zeros(1, 4, 8), r"^cell .*a recurrent cell"),
+        (models.Recurrent(nn.GRUCell(8, 8)), torch.zeros(1, 8), r"^cell .*computes gru_cell"),
+        (Layer(lambda x: torch.softmax(x, -1)), torch.zeros(1, 5), "softmax, attention"),
+        (Layer(lambda x: torch.tan(x)), torch.zeros(1, 5), "computes tan "),
+        (Layer(lambda x: x + torch.ones(5)), torch.zeros(1, 5), "none of the known activations"),
+        (Layer(lambda x: x if x.sum() > 0 else -x), torch.zeros(1, 5), "torch.export cannot"),
+        (nn.Linear(3, 3), torch.zeros(1, 5), "torch.export cannot record it"),
+    ],
+)
+def test_what_the_theory_does_not_cover_is_refused_by_name(model, example, message) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        trace(model, example)
+
+
+def test_a_model_with_two_outputs_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="returns 2 tensors"):
+        trace(Layer(lambda x: (x, torch.relu(x))), torch.zeros(1, 5))
