@@ -1,0 +1,217 @@
+"""Shaped activations as modules: φ̂ between two affine maps, and TReLU in one kernel.
+
+Constants are held twice. As buffers of float64 they are listed, saved and loaded with the model,
+and no `.to(torch.bfloat16)` rounds them. As Python floats, which follow what is loaded, they
+compute: PyTorch applies a float in full precision whatever the tensor's type, and waits for no
+device to read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue]
+from torch.compiler import is_dynamo_compiling
+
+from skipless.core import activations as core
+from skipless.core.solution import Solution
+
+from .functions import HALF, Function, activation
+
+
+class ShapedActivation(nn.Module):
+    r"""φ̂, an activation between two affine maps.
+
+    $$\hat\varphi(x) = s_o \left(\varphi(s_i\, x + b_i) + b_o\right)$$
+
+    φ is a name, an `Activation` of `core`, or a function of tensors. Half precision is computed in
+    float32 and rounded once, for $s_o$ magnifies every error that is made before it.
+
+    Each constant is a buffer. It is changed by `load_state_dict`, and not by writing to the buffer,
+    of which the floats in `constants` would hear nothing.
+
+    A sigmoid is a tanh of half its input, moved up:
+
+    >>> half = ShapedActivation("tanh", 0.5, 0.0, 0.5, 1.0)
+    >>> x = torch.linspace(-3.0, 3.0, 7)
+    >>> torch.allclose(half(x), torch.sigmoid(x))
+    True
+    >>> half.bfloat16().output_scale
+    tensor(0.5000, dtype=torch.float64)
+    """
+
+    negative_slope: Tensor  # of leaky ReLU only
+    input_scale: Tensor
+    input_shift: Tensor
+    output_scale: Tensor
+    output_shift: Tensor
+
+    def __init__(
+        self,
+        phi: str | core.Activation | Function,
+        input_scale: float = 1.0,
+        input_shift: float = 0.0,
+        output_scale: float = 1.0,
+        output_shift: float = 0.0,
+    ) -> None:
+        super().__init__()
+        constants: dict[str, float] = {}
+        if isinstance(phi, str | core.Activation):
+            known = core.activation(phi)
+            self.function, self.name = activation(known), known.name
+            if known.negative_slope is not None:
+                self.name, constants["negative_slope"] = "leaky_relu", known.negative_slope
+        else:
+            self.function, self.name = phi, getattr(phi, "__name__", repr(phi))
+        constants["input_scale"] = float(input_scale)
+        constants["input_shift"] = float(input_shift)
+        constants["output_scale"] = float(output_scale)
+        constants["output_shift"] = float(output_shift)
+        self._hold(constants, torch.get_default_device())
+
+    @staticmethod
+    def from_solution(solution: Solution, function: Function | None = None) -> ShapedActivation:
+        """The φ̂ of `solution`, which is a `TReLU` if it has but a slope and an output scale.
+
+        `function` is φ in tensors, to be given if φ is an `Activation` of the user's own.
+
+        >>> from skipless import DKS, Graph, solve
+        >>> ShapedActivation.from_solution(solve(Graph.chain(50), DKS(), "tanh")).name
+        'tanh'
+        """
+        names = ("input_scale", "input_shift", "output_scale", "output_shift")
+        used = {n: v for n in names if (v := solution.parameters[n]) is not None}
+        if function is not None:
+            return ShapedActivation(function, **used)
+        shaped = ShapedActivation(solution.base, **used)
+        rest = shaped.constants
+        slope, scale = rest.pop("negative_slope", None), rest.pop("output_scale")
+        if slope is None or rest != {"input_scale": 1.0, "input_shift": 0.0, "output_shift": 0.0}:
+            return shaped
+        return TReLU(slope, scale)
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """The numbers that define φ̂, by the names of their buffers."""
+        return dict(self._floats)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype in HALF:
+            return self.forward(x.float()).to(x.dtype)
+        floats = self._floats
+        if (scale := floats["input_scale"]) != 1.0:
+            x = x * scale
+        if (shift := floats["input_shift"]) != 0.0:
+            x = x + shift
+        slope = floats.get("negative_slope")  # which may have come from a state_dict
+        y = self.function(x) if slope is None else F.leaky_relu(x, slope)
+        if (shift := floats["output_shift"]) != 0.0:
+            y = y + shift
+        return y if (scale := floats["output_scale"]) == 1.0 else y * scale
+
+    def extra_repr(self) -> str:
+        return ", ".join([self.name, *(f"{n}={v:.6g}" for n, v in self._floats.items())])
+
+    def _hold(self, constants: dict[str, float], device: torch.device) -> None:
+        """Keep `constants` as floats and as buffers on `device`."""
+        for name, number in constants.items():
+            if not math.isfinite(number) or (name == "input_scale" and number == 0.0):
+                raise ValueError(
+                    f"{type(self).__name__} of {self.name} was given {name} = {number:g}, with "
+                    "which it is no function of its input. Give finite constants and an "
+                    "input_scale other than 0, as `solve` finds them."
+                )
+        self._floats = constants
+        for name, number in constants.items():
+            self.register_buffer(name, torch.tensor(number, dtype=_widest(device), device=device))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # Only the device that `fn` leads to counts. MPS has no float64, not even to be cast there.
+        for name in self._floats:
+            self.register_buffer(name, self.get_buffer(name).float())
+        try:
+            return super()._apply(fn, recurse)
+        finally:
+            self._hold(self._floats, self.output_scale.device)
+
+    def _load_from_state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, state_dict: Mapping[str, object], prefix: str, *rest: object
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        loaded: dict[str, float] = {}
+        for name in self._floats:
+            stored = state_dict.get(prefix + name)
+            if isinstance(stored, Tensor) and stored.numel() == 1 and not stored.is_meta:
+                loaded[name] = float(stored.item())
+        self._hold(self._floats | loaded, self.output_scale.device)
+
+
+def _widest(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+class TReLU(ShapedActivation):
+    r"""γ φ_α(x), the leaky ReLU of slope α below zero whose Q map is the identity (eq. 11).
+
+    $$\gamma\,(\max(x, 0) + \alpha \min(x, 0)), \qquad \gamma = \sqrt{2 / (1 + \alpha^2)}$$
+
+    It saves what `nn.LeakyReLU` saves, its input, and passes over memory as often, once forwards
+    and once backwards. So tensors of 10 MB and more take the same time. Smaller ones, which stay in
+    the cache, take 1.1 to 1.25 times as long in eager mode on a CPU, for the call and the kernel's
+    arithmetic: with 128 rows of 512, below 1 % of a step of the linear layer that feeds it. See
+    `benchmarks/activation.py`.
+
+    Below float64, slopes are exact for $|x| < 2^{38}$ and gradients $|\alpha g| > 2^{-62}$, far
+    beyond what a network that works computes; $-\infty$ and what is below $-2^{64}\gamma$ come out
+    with the wrong sign. The second derivative, being zero, is not in the graph.
+
+    >>> TReLU(negative_slope=0.0)  # ReLU needs γ² = 2
+    TReLU(leaky_relu, negative_slope=0, output_scale=1.41421)
+    """
+
+    def __init__(self, negative_slope: float, output_scale: float | None = None) -> None:
+        if output_scale is None:
+            output_scale = math.sqrt(2.0 / (1.0 + negative_slope**2))
+        super().__init__(core.leaky_relu(negative_slope), output_scale=output_scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Compilers fuse the plain expression by themselves.
+        if (
+            (kernel := self._kernel) is not None
+            and not is_dynamo_compiling()
+            and type(x) is Tensor  # others are being traced, or have operations of their own
+            and x.dtype in _FLOAT32_KERNEL
+            and (x.is_cpu or x.is_cuda)
+            and not _is_tracing()
+            and _saving_hooks(False) is None
+        ):
+            a, scale, slope = kernel
+            return _two_slopes(x, a, scale, slope, True, x.detach())
+        return F.leaky_relu(x, self._floats["negative_slope"]) * self._floats["output_scale"]
+
+    def _hold(self, constants: dict[str, float], device: torch.device) -> None:
+        slope, scale = constants["negative_slope"], constants["output_scale"]
+        super()._hold({"negative_slope": slope, "output_scale": scale}, device)
+        self._kernel = (_LIFT, scale, slope / _LIFT) if 0.5 <= scale <= 2.0 else None
+
+
+# Of all kernels in ATen, only ELU's backward has a factor on either side of zero. In terms of ELU's
+# result y it is g γ where y > 0, else g s (y + a γ). With a = 2⁶⁴ and s = α / a, the y is lost in
+# the sum while |y| < 2³⁸, for float32 has 24 digits, and g γ α is left. It is linear in g, so that
+# with g = x autograd finds the gradient that we want.
+_LIFT = 2.0**64
+_FLOAT32_KERNEL = frozenset((torch.float32, torch.bfloat16, torch.float16))
+
+# Of a small tensor's time most is Python's, so that what PyTorch wraps in Python is called without
+# its wrapping. These names are private: each has a public one, or a safe answer, to fall back on.
+_two_slopes = torch.ops.aten.elu_backward.default
+_two_slopes = getattr(_two_slopes, "_op", _two_slopes)
+_is_tracing = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)  # pyright: ignore[reportPrivateImportUsage]
+# The kernel saves x twice. That costs nothing, unless hooks copy what is saved; a PyTorch that does
+# not tell whether there are such hooks is taken to have them.
+_saving_hooks = getattr(_autograd, "_top_saved_tensors_default_hooks", lambda _: "unknown")
