@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "optim": set(),
     "record": set(),
-    "torch": {"core"},
+    "torch": {"core", "report"},
     "jax": {"core"},
     "keras": {"core"},
     "models": {"core", "torch"},

@@ -106,11 +106,14 @@ class PreActivation(nn.Module):
 class DenseNet(nn.Module):
     """Every layer reads all earlier ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.convs = nn.ModuleList(nn.Conv2d(8 + 4 * k, 4, 3, padding=1) for k in range(3))
-        self.fc = nn.Linear(20, 10)
+        growth = width // 2
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.convs = nn.ModuleList(
+            nn.Conv2d(width + growth * k, growth, 3, padding=1) for k in range(3)
+        )
+        self.fc = nn.Linear(width + 3 * growth, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         features = [self.stem(x)]
@@ -122,13 +125,13 @@ class DenseNet(nn.Module):
 class UNet(nn.Module):
     """One level down and up; pads if the shapes do not fit."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.down1 = nn.Conv2d(3, 8, 3, padding=1)
-        self.down2 = nn.Conv2d(8, 16, 3, padding=1)
-        self.up = nn.ConvTranspose2d(16, 8, 2, 2)
-        self.join = nn.Conv2d(16, 8, 3, padding=1)
-        self.out = nn.Conv2d(8, 1, 1)
+        self.down1 = nn.Conv2d(3, width, 3, padding=1)
+        self.down2 = nn.Conv2d(width, 2 * width, 3, padding=1)
+        self.up = nn.ConvTranspose2d(2 * width, width, 2, 2)
+        self.join = nn.Conv2d(2 * width, width, 3, padding=1)
+        self.out = nn.Conv2d(width, 1, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         skip = F.relu(self.down1(x))
@@ -139,27 +142,44 @@ class UNet(nn.Module):
         return self.out(F.relu(self.join(torch.cat([deep, skip], 1))))
 
 
-def vgg() -> nn.Sequential:
+def mlp(width: int = 8, depth: int = 4) -> nn.Sequential:
+    hidden = [m for _ in range(depth) for m in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, width), *hidden, nn.Linear(width, 10))
+
+
+def vgg(width: int = 8) -> nn.Sequential:
     return nn.Sequential(
-        *(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True)),
-        *(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(8 * 16, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10)),
+        *(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(inplace=True)),
+        *(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(16 * width, 2 * width), nn.ReLU(), nn.Dropout(0.5)),
+        nn.Linear(2 * width, 10),
     )
 
 
-def conv1d() -> nn.Sequential:
+def conv1d(width: int = 8) -> nn.Sequential:
     return nn.Sequential(
-        *(nn.Conv1d(2, 8, 5, padding=2), nn.GELU()),
-        *(nn.Conv1d(8, 8, 3, stride=2, dilation=2), nn.SiLU()),
-        *(nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 3)),
+        *(nn.Conv1d(2, width, 5, padding=2), nn.GELU()),
+        *(nn.Conv1d(width, width, 3, stride=2, dilation=2), nn.SiLU()),
+        *(nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(width, 3)),
     )
 
 
-def depthwise() -> nn.Sequential:
+def depthwise(width: int = 8) -> nn.Sequential:
+    """Separable convolutions as in MobileNet: normalised and activated after each of the two."""
     return nn.Sequential(
-        *(nn.Conv2d(3, 8, 1), nn.ReLU6()),
-        *(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Hardswish(), nn.Conv2d(8, 8, 1)),
+        *(nn.Conv2d(3, width, 1), nn.ReLU6()),
+        nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False),
+        *(nn.BatchNorm2d(width), nn.Hardswish(), nn.Conv2d(width, width, 1)),
     )
+
+
+def separable(width: int = 8) -> nn.Sequential:
+    """Separable convolutions as in Xception: no activation between the two."""
+    layers = [nn.Conv2d(3, width, 1), nn.ReLU()]
+    for _ in range(3):
+        layers.append(nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False))
+        layers += [nn.Conv2d(width, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
 
 
 class Attention(nn.Module):

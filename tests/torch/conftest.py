@@ -1,7 +1,12 @@
 """Small tensors are quickest on one thread, above all on a busy machine."""
 
+import logging
+
 import pytest
 import torch
+
+# torch.export writes a log of its every thought, which pytest would collect: a third of the time.
+logging.getLogger("torch.__trace").propagate = False
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import user_models as models
-from skipless.core.activations import activation_names
-from skipless.core.graph import Activation, Graph, GraphBuilder, Sum
+from skipless.core.activations import Activation, activation_names
+from skipless.core.graph import Activation as ActivationNode
+from skipless.core.graph import Graph, GraphBuilder, Sum
 from skipless.core.network import fold, max_curvature
 from skipless.torch.elementwise import recognise
 from skipless.torch.trace import UnsupportedModelError, read, trace
@@ -83,7 +84,7 @@ def test_the_recognised_activation_is_the_right_one(name: str) -> None:
             function = function.double()
         found = recognise(lambda x, f=function: f(x.clone()))
         assert found is not None
-        assert found.phi is not None
+        assert isinstance(found.phi, Activation)
         assert found.scale == 1.0
         same = {"celu": ("celu", "elu")}  # at their default parameters
         assert found.phi.name.startswith(same.get(name, name))
@@ -115,7 +116,8 @@ def test_a_rescaled_pre_activation_resnet_is_the_one_of_the_paper() -> None:
 
 
 def test_a_resnet_50_has_its_49_activations_and_53_normalisations() -> None:
-    graph, notes = read(models.ResNet(models.Bottleneck, (3, 4, 6, 3)), IMAGE)
+    reading = read(models.ResNet(models.Bottleneck, (3, 4, 6, 3)), IMAGE)
+    graph, notes = reading.graph, reading.notes
     assert (graph.activations, graph.depth, len(notes.norms)) == (49, 49, 53)
     assert len(notes.approximate) == 1
     assert notes.approximate[0].startswith("max_pool2d at maxpool (user_models.py:")
@@ -175,7 +177,7 @@ def test_convolutional_chains_are_chains(build, example, depth) -> None:
 
 def test_every_node_knows_where_it_came_from() -> None:
     graph = trace(models.ResNet(models.BasicBlock, (1, 1, 1, 1)), IMAGE)
-    acts = [n.origin for n in graph.nodes if isinstance(n, Activation)]
+    acts = [n.origin for n in graph.nodes if isinstance(n, ActivationNode)]
     assert acts[1].startswith("stages.0.0.relu (user_models.py:")
     assert all("user_models.py:" in origin for origin in acts)
 

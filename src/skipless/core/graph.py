@@ -185,6 +185,15 @@ class Graph:
         return depths[-1]
 
     @cached_property
+    def live(self) -> frozenset[int]:
+        """Indices of the nodes that lead to the output."""
+        live = {self.output}
+        for index in range(self.output, 0, -1):
+            if index in live:
+                live.update(inputs_of(self.nodes[index]))
+        return frozenset(live)
+
+    @cached_property
     def _hash(self) -> int:
         return hash(self.nodes)
 

@@ -63,7 +63,7 @@ def evaluate(program: Program, r: Callable[[Value], Value], x: Value) -> Value:
 @lru_cache(maxsize=64)
 def fold_program(graph: Graph) -> Program:
     compiler = _Compiler(graph)
-    values = compiler.trace(sorted(_live(graph)), {})
+    values = compiler.trace(sorted(graph.live), {})
     return Program(tuple(compiler.numbers), (values[graph.output],))
 
 
@@ -75,7 +75,7 @@ def maximum_program(graph: Graph) -> Program:
     or before it; then it is one that ends at d, followed by what lies between d and b, and nothing
     else reads d. As r does not decrease, the best start is the largest value at d.
     """
-    live = sorted(_live(graph))
+    live = sorted(graph.live)
     readers: dict[int, set[int]] = {index: set() for index in live}
     for index in live:
         for i in inputs_of(graph.nodes[index]):
@@ -93,15 +93,6 @@ def maximum_program(graph: Graph) -> Program:
         results.add(best)
         starts[b] = compiler.at_least_x(best)
     return Program(tuple(compiler.numbers), tuple(sorted(results)) or (0,))
-
-
-def _live(graph: Graph) -> set[int]:
-    """The nodes that lead to the output."""
-    live = {graph.output}
-    for index in range(graph.output, 0, -1):
-        if index in live:
-            live.update(inputs_of(graph.nodes[index]))
-    return live
 
 
 def _region(graph: Graph, readers: Mapping[int, set[int]], b: int) -> tuple[int, set[int]] | None:

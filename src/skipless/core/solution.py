@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Self
 
@@ -57,6 +57,10 @@ class Solution:
     targets: Mapping[str, float] = field(default_factory=dict[str, float])
     residuals: Mapping[str, float] = field(default_factory=dict[str, float])
     custom: Activation | None = field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, object]:
+        # What is cached are functions, which cannot be pickled and are made again when asked for.
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
     def of(cls, phi: Activation) -> Self:

@@ -1,5 +1,8 @@
-"""PyTorch: read a model, initial weights, input normalisation."""
+"""PyTorch: read a model, shape it, draw its weights, prove its kernel."""
 
+from .activations import ShapedActivation, TReLU, activation
+from .conversion import ConversionReport, ConvertedModel
+from .convert import convert
 from .init import (
     delta_,
     gaussian_fan_in_,
@@ -11,8 +14,14 @@ from .normalize import PerLocationNormalization, normalize_per_location, normali
 from .trace import UnsupportedModelError, trace
 
 __all__ = [
+    "ConversionReport",
+    "ConvertedModel",
     "PerLocationNormalization",
+    "ShapedActivation",
+    "TReLU",
     "UnsupportedModelError",
+    "activation",
+    "convert",
     "delta_",
     "gaussian_fan_in_",
     "initialize_",

@@ -8,12 +8,14 @@ variable. It is evaluated on probe points and compared with the activations of `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
+from torch import fx
 
 from skipless.core.activations import (
     Activation,
@@ -38,15 +40,73 @@ _CLOSE = 1e-9
 
 @dataclass(frozen=True)
 class Recognised:
-    """`scale` · φ, where φ is an activation of `core`, or the identity if it is None."""
+    """`scale` · φ, where φ is an activation, or the identity if it is None."""
 
-    phi: Activation | None
+    phi: Activation | str | None  # of `core`, or the call of a module that is an activation
     scale: float
+
+
+class _NotPointwiseError(Exception):
+    """A constant tensor of many numbers takes part."""
+
+
+def composed(
+    node: fx.Node,
+    functions: Mapping[fx.Node, Pointwise | None],
+    constants: Mapping[fx.Node, torch.Tensor | None],
+) -> Pointwise:
+    """What `node` computes, as a function of the one tensor that `functions` are functions of."""
+    target = node.target
+    assert callable(target)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        def argument(a: fx.Node) -> Any:  # what stands for a node is a tensor here
+            if a in functions:
+                f = functions[a]
+                return x if f is None else f(x)
+            tensor = constants[a]
+            if tensor is None or tensor.numel() != 1:
+                raise _NotPointwiseError
+            return tensor.detach().double().reshape(())
+
+        arguments = fx.map_arg(node.args, argument)
+        keywords = fx.map_arg(node.kwargs, argument)
+        return _functional(target)(*arguments, **keywords)
+
+    return function
+
+
+def constant(
+    node: fx.Node, constants: Mapping[fx.Node, torch.Tensor | None]
+) -> torch.Tensor | None:
+    """The single number that `node` computes from constants, or None."""
+    known = [constants.get(a) for a in node.all_input_nodes]
+    if any(k is None or k.numel() != 1 for k in known) or not callable(node.target):
+        return None
+    result = _functional(node.target)(
+        *fx.map_arg(node.args, lambda a: constants[a]),
+        **fx.map_arg(node.kwargs, lambda a: constants[a]),
+    )
+    return result if isinstance(result, torch.Tensor) else None
+
+
+def _functional(target: Callable[..., object]) -> Callable[..., torch.Tensor]:
+    """The operation without the side effect of writing into its first argument."""
+
+    def run(first: object, *rest: object, **keywords: object) -> torch.Tensor:
+        if isinstance(first, torch.Tensor):
+            first = first.clone()
+        return target(first, *rest, **keywords)  # pyright: ignore[reportReturnType]
+
+    return run
 
 
 def recognise(f: Pointwise) -> Recognised | None:
     """The multiple of a known activation, or of the identity, that `f` computes, or None."""
-    values = f(torch.from_numpy(_PROBE)).detach().double().cpu().numpy()
+    try:
+        values = f(torch.from_numpy(_PROBE)).detach().double().cpu().numpy()
+    except _NotPointwiseError:
+        return None
     if values.shape != _PROBE.shape or not np.all(np.isfinite(values)):
         return None
     if (scale := _multiple(values, _PROBE)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -19,12 +19,14 @@ MOVES = {
     "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
     "adaptive_avg_pool3d", "mean", "to", "_to_copy", "upsample_nearest1d", "upsample_nearest2d",
     "upsample_nearest3d", "slice", "expand", "alias", "movedim", "unflatten", "pixel_shuffle",
-    "pixel_unshuffle", "channel_shuffle", "select", "narrow",
+    "pixel_unshuffle", "channel_shuffle", "select", "narrow", "getitem", "chunk", "split",
+    "split_with_sizes", "flip", "roll", "repeat", "swapaxes", "numpy_T", "unsafe_chunk",
 }  # fmt: skip
 APPROXIMATE_MOVES = {
     "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
     "adaptive_max_pool3d", "upsample_bilinear2d", "upsample_linear1d", "upsample_bicubic2d",
 }  # fmt: skip
+CONCATENATIONS = {"cat", "concat", "concatenate"}
 NORMS = {"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"}
 POINTWISE = {
     "relu", "relu6", "leaky_relu", "tanh", "sigmoid", "softplus", "gelu", "silu", "elu", "selu",
@@ -55,10 +57,16 @@ def operation(node: fx.Node) -> str:
     return getattr(target, "__name__", str(target))
 
 
+def called_module(node: fx.Node) -> tuple[str, str]:
+    """The path of the innermost module that `node` belongs to, and a name for this call of it."""
+    stack = node.meta.get("nn_module_stack") or {}
+    call = next(reversed(stack), "")
+    return (stack[call][0], call) if call else ("", "")
+
+
 def origin(node: fx.Node) -> str:
     """The module path of a node, with the user's line that called it."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = next(reversed([entry[0] for entry in stack.values()]), "")
+    path, _ = called_module(node)
     where = list(_user_lines(node.meta.get("stack_trace") or ""))
     line = f" ({where[-1]})" if where else ""
     return f"{path or 'the model itself'}{line}"
@@ -71,5 +79,7 @@ def _user_lines(stack_trace: str) -> Iterator[str]:
             yield f"{Path(file).name}:{line}"
 
 
-def shape(node: fx.Node) -> Sequence[int]:
-    return node.meta["val"].shape
+def size(node: fx.Node, dim: int) -> int:
+    """The size of a recorded tensor, on the example if it was left open."""
+    number = node.meta["val"].shape[dim]
+    return number if isinstance(number, int) else number.node.hint

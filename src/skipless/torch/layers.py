@@ -1,0 +1,65 @@
+"""The layers of a recorded model: which modules they are, and which of them lack a bias."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from torch import fx, nn
+
+from .operations import called_module
+from .reader import Step
+
+_CONVOLUTIONS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
+_STOCK = {cls.forward for cls in (nn.Linear, *_CONVOLUTIONS)}
+
+
+def module_of_layer(
+    node: fx.Node, modules: Mapping[str, nn.Module], parameters: Mapping[str, str | None]
+) -> str | None:
+    """The path of the module, left as PyTorch made it, whose whole work is this operation.
+
+    `parameters` has the names of recorded parameters.
+    """
+    path, _ = called_module(node)
+    module = modules.get(path)
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return path
+    if not isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or type(module).forward not in _STOCK:
+        return None
+    if isinstance(module, _CONVOLUTIONS) and module.padding_mode != "zeros":
+        return None  # which is an operation before the convolution
+    weight = node.args[1] if len(node.args) > 1 else None
+    own = isinstance(weight, fx.Node) and parameters.get(weight.name) == f"{path}.weight"
+    return path if own else None
+
+
+def layers_at_norms(steps: Mapping[fx.Node, Step], needed: Collection[fx.Node]) -> list[fx.Node]:
+    """The layers that a normalisation reads, or that read it, directly or behind an activation."""
+    found: list[fx.Node] = []
+    normalised: set[fx.Node] = set()
+    for node, step in steps.items():
+        if node not in needed:
+            continue
+        after = bool(step.inputs) and step.inputs[0] in normalised
+        if step.kind == "norm" or (after and step.kind in ("move", "activation", "scale")):
+            normalised.add(node)
+        if step.kind == "norm":
+            source = step.inputs[0]
+            while steps[source].kind in ("move", "norm"):
+                source = steps[source].inputs[0]
+            found.append(source)
+        elif after:
+            found.append(node)
+    return [node for node in found if steps[node].kind == "affine"]
+
+
+def give_bias_(layer: nn.Module) -> bool:
+    """Whether `layer` had no bias, and has one of zeros now."""
+    assert isinstance(layer, (nn.Linear, *_CONVOLUTIONS))
+    if layer.bias is not None:
+        return False
+    width = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+    layer.bias = nn.Parameter(layer.weight.new_zeros(width))
+    return True

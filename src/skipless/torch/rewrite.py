@@ -1,0 +1,323 @@
+"""A recorded model written out again, with other activations and sums and no normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from skipless.core.graph import Graph, Sum
+
+from .layers import give_bias_, layers_at_norms, module_of_layer
+from .operations import called_module, operation, origin
+from .reader import Step
+from .trace import Reading
+
+_DROPOUTS: dict[str, Callable[[float], nn.Module]] = {
+    "dropout": nn.Dropout,
+    "feature_dropout": nn.Dropout2d,
+    "alpha_dropout": nn.AlphaDropout,
+    "feature_alpha_dropout": nn.FeatureAlphaDropout,
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that conversion did: what, and to which part of the model."""
+
+    what: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """The new graph with its parts, its functional layers, and what is different."""
+
+    graph: fx.Graph
+    parts: dict[str, nn.Module | torch.Tensor]
+    functional: list[fx.Node] = field(default_factory=list[fx.Node])
+    changes: list[Change] = field(default_factory=list[Change])
+
+
+def rewrite(
+    model: nn.Module,
+    reading: Reading,
+    form: Graph,
+    weights: Mapping[int, Sequence[float]],
+    activation: Callable[[], nn.Module],
+) -> Rewritten:
+    """The operations that lead to the output, with the sums of `form` and new activations.
+
+    `form` is the graph of `reading`, but for terms of sums that are taken from before an
+    activation; `weights` are those of its sums. Layers and parameters of `model` are used as they
+    are and keep their names.
+    """
+    writer = _Writer(model, reading, form, weights, activation)
+    needed = writer.needed()
+    for node in reading.program.graph.nodes:
+        if node in needed:
+            writer.write(node)
+    writer.give_biases(needed)
+    writer.list_the_dropped(needed)
+    writer.new.output(writer.use(reading.output))
+    return Rewritten(writer.new, writer.parts, writer.functional, writer.changes)
+
+
+class _Term:
+    """A term of a sum, perhaps `moved` to before the activation that it comes from."""
+
+    def __init__(
+        self, reading: Reading, tensor: fx.Node, weight: float, node: int, moved: bool
+    ) -> None:
+        self.tensor, self.weight, self.node, self.moved = tensor, weight, node, moved
+        self.moves: list[fx.Node] = []  # between the activation and the sum
+        if moved:
+            while reading.steps[tensor].kind != "activation":
+                self.moves.insert(0, tensor)
+                tensor = reading.steps[tensor].inputs[0]
+            self.source = reading.steps[tensor].inputs[0]
+
+    def reads(self) -> list[fx.Node]:
+        """The recorded nodes that it is made of."""
+        if not self.moved:
+            return [self.tensor]
+        return [self.source, *(a for move in self.moves for a in move.all_input_nodes[1:])]
+
+
+class _Writer:
+    def __init__(
+        self,
+        model: nn.Module,
+        reading: Reading,
+        form: Graph,
+        weights: Mapping[int, Sequence[float]],
+        activation: Callable[[], nn.Module],
+    ) -> None:
+        self.modules = dict(model.named_modules())
+        self.tensors: dict[str, Any] = {
+            **reading.program.constants,
+            **dict(model.named_buffers(remove_duplicate=False)),
+            **dict(model.named_parameters(remove_duplicate=False)),
+        }
+        self.reading = reading
+        self.form = form
+        self.weights = weights
+        self.activation = activation
+        self.names = {
+            spec.arg.name: spec.target for spec in reading.program.graph_signature.input_specs
+        }
+        self.new = fx.Graph()
+        self.parts: dict[str, nn.Module | torch.Tensor] = {}
+        self.functional: list[fx.Node] = []
+        self.changes: list[Change] = []
+        self._written: dict[fx.Node, fx.Node] = {}
+        self._activated: dict[int, fx.Node] = {}
+        self._activation_names: dict[str, str] = {}
+
+    def needed(self) -> set[fx.Node]:
+        """The recorded nodes that the new graph is made of."""
+        needed, todo = {self.reading.output}, [self.reading.output]
+        while todo:
+            for before in self._reads(todo.pop()):
+                if before not in needed:
+                    needed.add(before)
+                    todo.append(before)
+        return needed
+
+    def _reads(self, node: fx.Node) -> Sequence[fx.Node]:
+        step = self.reading.steps.get(node)
+        if step is not None:
+            if step.kind == "sum":
+                return [need for term in self._terms(step) for need in term.reads()]
+            if step.kind in ("norm", "activation", "scale") or self._layer(node):
+                return step.inputs
+        now = self.reading.inputs.get(node, {})
+        return [now.get(a, a) for a in node.all_input_nodes]
+
+    def _terms(self, step: Step) -> list[_Term]:
+        """The terms of a sum that are left, each with its weight."""
+        before, after = self.reading.graph.nodes[step.node], self.form.nodes[step.node]
+        assert isinstance(before, Sum)
+        assert isinstance(after, Sum)
+        columns = zip(
+            step.inputs, before.inputs, after.inputs, self.weights[step.node], strict=True
+        )
+        return [
+            _Term(self.reading, tensor, weight, was, now != was)
+            for tensor, was, now, weight in columns
+            if weight
+        ]
+
+    def _layer(self, node: fx.Node) -> str | None:
+        return module_of_layer(node, self.modules, self.names)
+
+    def write(self, node: fx.Node) -> None:
+        step = self.reading.steps.get(node)
+        kind = None if step is None else step.kind
+        if kind == "input" and node.op == "placeholder":
+            self._written[node] = self.new.placeholder(node.name)
+        elif node.op == "placeholder":
+            self._written[node] = self._attribute(node)
+        elif step is not None and kind in ("norm", "scale"):
+            self._pass_on(node, step)
+        elif step is not None and kind == "activation":
+            self._activate(node, step)
+        elif step is not None and kind == "sum":
+            self._sum(node, step)
+        elif step is not None and kind in ("affine", "move"):
+            self._layer_or_function(node, step)
+        else:
+            self._written[node] = self._copy(node)
+
+    def use(self, node: fx.Node) -> fx.Node:
+        """What stands for a recorded node in the new graph; of a factor, the sign is left."""
+        step = self.reading.steps.get(node)
+        if step is not None and step.scale < 0.0:
+            return self.new.call_function(torch.neg, (self._written[node],))
+        return self._written[node]
+
+    def _attribute(self, node: fx.Node) -> fx.Node:
+        name = self.names[node.name]
+        assert name is not None
+        self.parts[name] = self.tensors[name]
+        return self.new.get_attr(name)
+
+    def _pass_on(self, node: fx.Node, step: Step) -> None:
+        self._written[node] = self.use(step.inputs[0])
+        if step.kind == "norm":
+            self._changed("normalisation removed", node)
+        else:
+            self._changed(f"factor {step.scale:.4g} removed", node)
+
+    def _activate(self, node: fx.Node, step: Step) -> None:
+        if step.node not in self._activated:  # which a multiple of it may have written before
+            name = self._activation_name(called_module(node)[0])
+            self._activated[step.node] = self._module(name, self.activation, step.inputs)
+            self._changed(f"activation replaced by {self.parts[name]}", node)
+        self._written[node] = self._activated[step.node]
+
+    def _activation_name(self, path: str) -> str:
+        """The path of a module that is but an activation, or a name inside of a larger one."""
+        if path not in self._activation_names:
+            module = self.modules[path]
+            stock = type(module).__module__ == nn.modules.activation.__name__
+            bare = not list(module.parameters()) and not list(module.children())
+            alone = path and (stock or bare)
+            self._activation_names[path] = path if alone else self._free(_join(path, "activation"))
+        return self._activation_names[path]
+
+    def _module(
+        self, name: str, build: Callable[[], nn.Module], inputs: Sequence[fx.Node]
+    ) -> fx.Node:
+        if name not in self.parts:
+            self.parts[name] = build()
+        return self.new.call_module(name, tuple(self.use(i) for i in inputs))
+
+    def _sum(self, node: fx.Node, step: Step) -> None:
+        total: fx.Node | None = None
+        for term in self._terms(step):
+            value = self._value(term)
+            if total is not None:
+                total = self.new.call_function(torch.add, (total, value), {"alpha": term.weight})
+            elif term.weight == 1.0:
+                total = value
+            else:
+                total = self.new.call_function(torch.mul, (value, term.weight))
+            if term.moved:
+                self._changed("shortcut taken from before the activation", node)
+        assert total is not None
+        self._written[node] = total
+        recorded = self.reading.graph.nodes[step.node]
+        assert isinstance(recorded, Sum)
+        before, after = (
+            " and ".join(f"{w:.4g}" for w in weights)
+            for weights in (recorded.weights, self.weights[step.node])
+        )
+        if before != after:
+            self._changed(f"sum weighted by {after} in place of {before}", node)
+
+    def _value(self, term: _Term) -> fx.Node:
+        if not term.moved:
+            # The weight of a factor times an activation is for the activation alone.
+            bare = term.node == self.reading.steps[term.tensor].node
+            return self._written[term.tensor] if bare else self.use(term.tensor)
+        value = self.use(term.source)
+        for move in term.moves:
+            known = {self.reading.steps[move].inputs[0]: value}
+            path = self._layer(move)
+            if path is None:
+                value = self._copy(move, known)
+            else:
+                value = self.new.call_module(path, (value,))
+        return value
+
+    def _layer_or_function(self, node: fx.Node, step: Step) -> None:
+        path, name = self._layer(node), operation(node).rstrip("_")
+        if path is not None:
+            module = self.modules[path]
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.inplace = False  # what it would overwrite may have other readers now
+            self._written[node] = self._module(path, lambda: module, step.inputs)
+        elif name in _DROPOUTS:  # as a function, it would not know training from evaluation
+            rate = node.args[1]
+            assert isinstance(rate, float | int)
+            build = lambda: _DROPOUTS[name](rate)
+            place = self._free(_join(called_module(node)[0], name))
+            self._written[node] = self._module(place, build, step.inputs)
+        else:
+            self._written[node] = self._copy(node)
+            if step.kind == "affine":
+                self.functional.append(self._written[node])
+
+    def _free(self, name: str) -> str:
+        taken = {*self.parts, *self.modules}
+        while name in taken:
+            name += "_"
+        return name
+
+    def _copy(self, node: fx.Node, known: Mapping[fx.Node, fx.Node] = {}) -> fx.Node:
+        """The same operation, without the effect of writing into its first argument.
+
+        `known` holds what to use for some of the recorded nodes that it reads.
+        """
+        now = self.reading.inputs.get(node, {})
+
+        def argument(a: fx.Node) -> Any:
+            tensor = now.get(a, a)
+            return known[tensor] if tensor in known else self.use(tensor)
+
+        arguments = fx.map_arg(node.args, argument)
+        keywords = fx.map_arg(node.kwargs, argument)
+        return self.new.call_function(_out_of_place(node.target), arguments, keywords)
+
+    def give_biases(self, needed: set[fx.Node]) -> None:
+        """A shift that normalisation had is left to the layers around it, which may lack one."""
+        for node in layers_at_norms(self.reading.steps, needed):
+            path = self._layer(node)
+            if path is not None and give_bias_(self.modules[path]):
+                self._changed("bias added", node)
+
+    def list_the_dropped(self, needed: set[fx.Node]) -> None:
+        for node, step in self.reading.steps.items():
+            if step.kind == "affine" and node not in needed:
+                self._changed("layer of a shortcut removed", node)
+
+    def _changed(self, what: str, node: fx.Node) -> None:
+        self.changes.append(Change(what, origin(node)))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _out_of_place(target: Any) -> Any:
+    if not isinstance(target, torch._ops.OpOverload):
+        return target
+    name = target._schema.name.split("::")[-1]
+    if not name.endswith("_") or name.startswith("_"):
+        return target
+    packet = getattr(torch.ops.aten, name.rstrip("_"))
+    return getattr(packet, target._overloadname)

@@ -1,0 +1,163 @@
+"""Residual networks in the form for which the theory holds."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skipless.core.graph import Activation, Graph, GraphBuilder, GraphError, Sum
+from skipless.core.network import fold, propagate
+from skipless.core.rescale import (
+    in_residual_form,
+    normalised,
+    normalised_weights,
+    reweighted,
+    unmixed,
+)
+
+POWER = lambda q: q  # Q(q) = q
+
+
+def plain_resnet(blocks: int, weights=(1.0, 1.0)) -> Graph:
+    """Pre-activation blocks x + R(x), as most people write them."""
+    b = GraphBuilder()
+    x = b.affine(b.input())
+    for _ in range(blocks):
+        x = b.sum([x, b.affine(b.activation(b.affine(b.activation(x))))], weights)
+    return b.build()
+
+
+def first_kind(blocks: int) -> Graph:
+    """Blocks that end in an activation, φ(x + R(x))."""
+    b = GraphBuilder()
+    x = b.activation(b.affine(b.input()))
+    for _ in range(blocks):
+        x = b.activation(b.sum([b.affine(b.activation(b.affine(x))), x]))
+    b.affine(x)
+    return b.build()
+
+
+def q_values(graph: Graph) -> list[float]:
+    return [p.q for p in propagate(graph, POWER, lambda c, q: c)]
+
+
+@pytest.mark.parametrize("w", [0.0, 0.28, 0.8])
+def test_plain_residual_blocks_become_those_of_the_paper(w: float) -> None:
+    expected = Graph.residual(3, branch_depth=2, shortcut_weight=w)
+    found = normalised(plain_resnet(3), w)
+    assert fold(found, lambda k: 1.0 + k, 0.0) == pytest.approx(
+        fold(expected, lambda k: 1.0 + k, 0.0)
+    )
+    expected = (w, math.sqrt(1.0 - w * w)) if w else (1.0,)
+    assert [n.weights for n in found.nodes if isinstance(n, Sum)] == [pytest.approx(expected)] * 3
+
+
+@given(
+    st.lists(st.floats(0.1, 10.0) | st.floats(-10.0, -0.1), min_size=1, max_size=5),
+    st.none() | st.floats(0.0, 0.99),
+)
+def test_sums_of_sums_keep_q_at_one_and_the_order_of_terms(weights, shortcut_weight) -> None:
+    """((a + b) + c) + …, each term a layer deeper than the one before it."""
+    b = GraphBuilder()
+    x = b.affine(b.input())
+    terms = [x]
+    for _ in weights[1:]:
+        terms.append(b.affine(b.activation(terms[-1])))
+    total = b.sum([terms[0]], [weights[0]])
+    for term, weight in zip(terms[1:], weights[1:], strict=True):
+        total = b.sum([total, term], [1.0, weight])
+    graph = b.build()
+    found = normalised(graph, shortcut_weight)
+    assert q_values(found)[-1] == pytest.approx(1.0)
+    # Along the nested sums, every term has the product of the weights on its way.
+    ours = _leaf_weights(found, total, dict.fromkeys(terms, 0.0))
+    norm = math.hypot(*weights)
+    expected = [w / norm for w in weights]
+    if shortcut_weight is not None and len(weights) > 1:
+        rest = math.sqrt(1.0 - shortcut_weight**2) / math.hypot(*weights[1:])
+        expected = [math.copysign(shortcut_weight, weights[0]), *(rest * w for w in weights[1:])]
+    assert ours == pytest.approx(expected, abs=1e-12)
+
+
+def _leaf_weights(graph: Graph, index: int, found: dict[int, float], factor=1.0) -> list[float]:
+    node = graph.nodes[index]
+    if index in found or not isinstance(node, Sum):
+        found[index] += factor
+    else:
+        for i, w in zip(node.inputs, node.weights, strict=True):
+            _leaf_weights(graph, i, found, factor * w)
+    return list(found.values())
+
+
+def test_branches_of_equal_depth_have_no_shortcut() -> None:
+    b = GraphBuilder()
+    x = b.input()
+    b.sum([b.activation(b.affine(x)), b.activation(b.affine(x))], [3.0, -4.0])
+    graph = b.build()
+    for weight in (None, 0.0, 0.5):
+        assert normalised_weights(graph, weight) == {5: pytest.approx((0.6, -0.8))}
+
+
+def test_a_sum_that_others_read_too_is_one_of_its_own() -> None:
+    b = GraphBuilder()
+    x = b.affine(b.input())
+    inner = b.sum([x, b.affine(b.activation(x))])
+    outer = b.sum([inner, b.affine(b.activation(inner))])
+    weights = normalised_weights(b.build())
+    half = math.sqrt(0.5)
+    assert weights == {inner: pytest.approx((half, half)), outer: pytest.approx((half, half))}
+
+
+def test_terms_of_weight_zero_are_gone_and_what_only_they_need_is_dead() -> None:
+    graph = plain_resnet(1)
+    found = reweighted(graph, {6: (0.0, 1.0)})
+    assert found.nodes[6] == Sum((5,), (1.0,))
+    assert found.live == frozenset(range(7))
+    assert reweighted(graph, {6: (1.0, 0.0)}).live == frozenset({0, 1, 6})
+
+
+def test_blocks_of_the_first_kind_become_blocks_of_the_second() -> None:
+    graph = first_kind(3)
+    found = in_residual_form(graph)
+    b = GraphBuilder()
+    u = b.affine(b.input())
+    for _ in range(3):
+        u = b.sum([b.affine(b.activation(b.affine(b.activation(u)))), u])
+    b.affine(b.activation(u))
+    second = b.build()
+    for r, x in ((lambda k: 1.0 + k, 0.0), (lambda c: (1 + c) / 2, 0.1)):
+        assert fold(normalised(found, 0.6), r, x) == fold(normalised(second, 0.6), r, x)
+    assert len(unmixed(graph)) == 3
+    assert unmixed(found) == []
+
+
+def test_a_shortcut_that_is_the_only_reader_of_an_activation_is_left_alone() -> None:
+    b = GraphBuilder()
+    x = b.input()
+    b.activation(b.sum([b.activation(b.affine(x)), b.affine(x)]))
+    graph = b.build()
+    assert in_residual_form(graph) == graph
+    assert [type(graph.nodes[i]) for i in unmixed(graph)] == [Activation]
+
+
+def test_a_sum_that_weights_read_needs_no_change() -> None:
+    b = GraphBuilder()
+    x = b.activation(b.affine(b.input()))
+    b.affine(b.sum([x, b.affine(b.activation(b.affine(x)))]))
+    graph = b.build()
+    assert in_residual_form(graph) == graph
+    assert unmixed(graph) == []
+
+
+def test_an_activation_right_behind_the_input_or_another_is_unmixed() -> None:
+    b = GraphBuilder()
+    x = b.activation(b.input())
+    y = b.activation(b.concat([b.affine(x), x]))
+    assert unmixed(b.build()) == [x, y]
+
+
+@pytest.mark.parametrize("weight", [1.0, -0.1, math.nan])
+def test_a_weight_that_leaves_no_branch_is_refused(weight: float) -> None:
+    with pytest.raises(GraphError, match="0 <= w < 1"):
+        normalised(plain_resnet(1), weight)

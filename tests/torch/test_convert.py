@@ -1,0 +1,374 @@
+"""convert: real networks, written the usual ways, come out shaped, whole and under their names."""
+
+import copy
+import io
+import math
+import pickle
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import user_models as models
+from skipless import DKS, EOC, TAT, Activation, UnreachableTargetError
+from skipless.core.graph import Activation as ActivationNode
+from skipless.core.graph import GraphError, Sum
+from skipless.torch import (
+    ConvertedModel,
+    ShapedActivation,
+    TReLU,
+    UnsupportedModelError,
+    convert,
+    trace,
+)
+
+IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+SIGNAL = torch.randn(2, 2, 32, generator=torch.Generator().manual_seed(0))
+# Networks with few activations cannot reach the default target of 0.9.
+SHALLOW = TAT(eta=0.3)
+USERS = {
+    "mlp": (models.mlp, IMAGE, SHALLOW),
+    "resnet18": (lambda: models.ResNet(models.BasicBlock, (2, 2, 2, 2)), IMAGE, TAT(eta=0.5)),
+    "bottleneck": (lambda: models.ResNet(models.Bottleneck, (1, 2)), IMAGE, SHALLOW),
+    "pre-activation": (models.PreActivation, IMAGE, SHALLOW),
+    "densenet": (models.DenseNet, IMAGE, SHALLOW),
+    "vgg": (models.vgg, IMAGE, SHALLOW),
+    "unet": (models.UNet, IMAGE, SHALLOW),
+    "conv1d": (models.conv1d, SIGNAL, SHALLOW),
+    "separable": (models.separable, IMAGE, SHALLOW),
+    "depthwise": (models.depthwise, IMAGE, SHALLOW),
+}
+every_model = pytest.mark.parametrize("name", USERS)
+
+
+def converted(name: str, weight: float | None = None) -> ConvertedModel:
+    """A copy of its own; conversions themselves take seconds."""
+    return copy.deepcopy(_converted(name, weight))
+
+
+@cache
+def _converted(name: str, weight: float | None) -> ConvertedModel:
+    build, example, method = USERS[name]
+    torch.manual_seed(0)
+    return convert(build(), example, method, shortcut_weight=weight)
+
+
+def activations_of(model: nn.Module, example: torch.Tensor) -> int:
+    graph = trace(model, example)
+    return sum(isinstance(graph.nodes[i], ActivationNode) for i in graph.live)
+
+
+def norms_of(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if type(m).__name__.endswith("Norm2d")]
+
+
+@every_model
+@pytest.mark.parametrize("weight", [None, 0.0, 0.6])
+def test_no_activation_is_lost_and_no_normalisation_is_left(name: str, weight) -> None:
+    build, example, _ = USERS[name]
+    torch.manual_seed(0)
+    before = activations_of(build(), example)
+    model = converted(name, weight)
+    assert activations_of(model, example) == before
+    assert norms_of(model) == []
+    calls = [n for n in model.graph.nodes if n.op == "call_module"]
+    shaped = [n for n in calls if isinstance(model.get_submodule(n.target), TReLU)]
+    assert len(shaped) == before
+
+
+@every_model
+def test_what_remains_keeps_its_name_and_shape_and_the_old_model_its_numbers(name: str) -> None:
+    build, example, method = USERS[name]
+    torch.manual_seed(0)
+    old = build()
+    state = {key: value.clone() for key, value in old.state_dict().items()}
+    new = convert(old, example, method)
+    assert all(torch.equal(value, state[key]) for key, value in old.state_dict().items())
+    shapes = {key: value.shape for key, value in old.named_parameters()}
+    norms = {key for key in shapes if ".bn" in key or key.startswith("bn")}
+    norms |= {f"{path}.{end}" for path, m in old.named_modules() if isinstance(m, nn.BatchNorm2d)
+              for end in ("weight", "bias")}  # fmt: skip
+    found = {key: value.shape for key, value in new.named_parameters()}
+    gained = set(found) - set(shapes)
+    assert set(shapes) - set(found) == norms
+    assert all(found[key] == shapes[key] for key in set(found) - gained)
+    assert all(key.endswith(".bias") for key in gained)
+    assert not {value.data_ptr() for value in new.parameters()} & {
+        value.data_ptr() for value in old.parameters()
+    }
+
+
+@every_model
+def test_a_converted_model_trains_a_step_and_saves_and_loads(name: str) -> None:
+    _, example, _ = USERS[name]
+    model = converted(name).train()
+    before = copy.deepcopy(model).eval()
+    optimiser = torch.optim.SGD(model.parameters(), 0.01)
+    model(example).square().mean().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    optimiser.step()
+    model.eval()
+    assert not torch.equal(model(example), before(example))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    before.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(before(example), model(example))
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(again(example), model(example))
+    assert str(again.skipless_report) == str(model.skipless_report)
+
+
+@every_model
+def test_a_converted_model_compiles_and_exports(name: str) -> None:
+    _, example, _ = USERS[name]
+    model = converted(name).eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(example), model(example))
+    exported = torch.export.export(model, (example,))
+    torch.testing.assert_close(exported.module()(example), model(example))
+
+
+@every_model
+def test_a_converted_model_takes_batches_of_every_size(name: str) -> None:
+    _, example, _ = USERS[name]
+    model, many = converted(name).eval(), torch.cat([example] * 3)
+    torch.testing.assert_close(model(many)[:2], model(example))
+    torch.testing.assert_close(model(many[:1]), model(example)[:1])
+
+
+def test_an_example_of_one_sample_does_not_fix_the_batch() -> None:
+    model = convert(models.vgg(), IMAGE[:1], SHALLOW).eval()
+    torch.testing.assert_close(model(IMAGE)[:1], model(IMAGE[:1]))
+
+
+def test_images_of_other_sizes_pass_where_the_model_lets_them() -> None:
+    model = converted("resnet18").eval()
+    assert model(torch.zeros(3, 3, 40, 24)).shape == (3, 10)
+    with pytest.raises(RuntimeError, match="shapes"):
+        converted("vgg")(torch.zeros(2, 3, 16, 16))
+
+
+def test_a_residual_block_is_the_normalised_sum_of_shortcut_and_branch() -> None:
+    """Against the block of eq. 6 written by hand, with a ResNet of the second kind."""
+    torch.manual_seed(0)
+    old = models.PreActivation()
+    model = convert(old, IMAGE, SHALLOW, shortcut_weight=0.28).eval()
+    phi = ShapedActivation.from_solution(model.skipless_report.solution)
+    layers = dict(model.named_modules())
+    x = layers["stem"](IMAGE)
+    for k in (0, 2):
+        branch = layers[f"convs.{k + 1}"](phi(layers[f"convs.{k}"](phi(x))))
+        x = 0.28 * x + 0.96 * branch
+    torch.testing.assert_close(model(IMAGE), x)
+
+
+def test_a_block_that_ends_in_its_activation_takes_its_shortcut_from_before_the_last_one() -> None:
+    torch.manual_seed(0)
+    model = convert(models.ResNet(models.BasicBlock, (2,)), IMAGE, SHALLOW, shortcut_weight=0.6)
+    phi = ShapedActivation.from_solution(model.skipless_report.solution)
+    layer = lambda name: model.get_submodule(name)
+    stem = layer("conv1")(IMAGE)
+    u, x = F.max_pool2d(stem, 3, 2, 1), F.max_pool2d(phi(stem), 3, 2, 1)
+    for k in range(2):
+        u = 0.6 * u + 0.8 * layer(f"stages.0.{k}.conv2")(phi(layer(f"stages.0.{k}.conv1")(x)))
+        x = phi(u)
+    torch.testing.assert_close(model(IMAGE), layer("fc")(x.mean((2, 3))))
+
+
+def test_a_resnet_50_and_a_thousand_layers_are_converted_whole() -> None:
+    model = convert(models.ResNet(models.Bottleneck, (3, 4, 6, 3)), IMAGE, TAT(), shortcut_weight=0)
+    assert activations_of(model, IMAGE) == 49
+    assert model.skipless_report.predicted[-1].c == pytest.approx(0.9)
+    layers = [m for _ in range(1000) for m in (nn.Linear(4, 4), nn.ReLU())]
+    model = convert(nn.Sequential(*layers), torch.zeros(2, 4))
+    assert model.skipless_report.graph.depth == 1000
+
+
+def test_without_shortcuts_what_only_they_need_is_gone() -> None:
+    model = converted("bottleneck", 0.0)
+    assert not [name for name, _ in model.named_modules() if "downsample" in name]
+    assert not [n for n in model.graph.nodes if n.target in (torch.add, torch.mul)]
+    assert not any(len(n.weights) > 1 for n in trace(model, IMAGE).nodes if isinstance(n, Sum))
+    dropped = [c for c in model.skipless_report.changes if c.what == "layer of a shortcut removed"]
+    assert [c.where.split(" ")[0] for c in dropped] == [
+        "stages.0.0.downsample.0",
+        "stages.1.0.downsample.0",
+    ]
+
+
+def test_without_a_shortcut_weight_the_terms_keep_their_proportions() -> None:
+    model = converted("pre-activation")
+    sums = [n for n in model.skipless_report.graph.nodes if isinstance(n, Sum)]
+    assert [n.weights for n in sums if len(n.weights) > 1] == [pytest.approx((0.8, 0.6))] * 2
+
+
+def test_convolutions_next_to_a_normalisation_gain_biases_and_no_others() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c, self.d = (nn.Linear(4, 4, bias=False) for _ in range(4))
+            self.norm = nn.LayerNorm(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = F.relu(self.norm(self.b(F.relu(self.a(x)))))
+            return self.d(F.relu(self.c(x)))
+
+    model = convert(Net(), torch.zeros(2, 4), SHALLOW)
+    biased = {name for name, _ in model.named_parameters() if name.endswith("bias")}
+    assert biased == {"b.bias", "c.bias"}
+
+
+def test_dropout_follows_train_and_eval_and_copies_are_independent() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(50, 50), nn.Linear(50, 50)
+            self.drop = nn.Dropout(0.5, inplace=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = F.dropout(F.relu(self.a(x)), 0.25, self.training)
+            return self.drop(F.relu(self.b(x)))
+
+    x = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    model = convert(Net(), x, SHALLOW)
+    assert sorted(m.p for m in model.modules() if isinstance(m, nn.Dropout)) == [0.25, 0.5]
+    zeros = lambda: (model.train()(x) == 0).double().mean().item()
+    assert zeros() == pytest.approx(0.5, abs=0.2)
+    assert torch.equal(model.eval()(x), model(x))
+    assert not (model(x) == 0).any()
+
+
+def test_layers_written_as_functions_are_drawn_too() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 32, 3, padding=1, padding_mode="reflect")
+            self.kernel = nn.Parameter(torch.zeros(64, 16, 3, 3))
+            self.weight, self.bias = nn.Parameter(torch.zeros(10, 64)), nn.Parameter(torch.ones(10))
+            self.matrix = nn.Parameter(torch.zeros(10, 7))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = F.relu(F.conv2d(F.relu(self.stem(x)), self.kernel, groups=2))
+            return F.relu(F.linear(x.mean((2, 3)), self.weight, self.bias)) @ self.matrix
+
+    model = convert(Net(), IMAGE, SHALLOW)
+    state = dict(model.named_parameters())
+    eye = torch.eye(10)
+    torch.testing.assert_close(state["weight"] @ state["weight"].T, eye)
+    torch.testing.assert_close(state["matrix"].T @ state["matrix"], eye[:7, :7])
+    assert torch.equal(state["bias"], torch.zeros(10))
+    taps = state["stem.weight"].abs().sum((0, 1))
+    assert int(taps.count_nonzero()) == 1
+    halves = state["kernel"][:, :, 1, 1].unflatten(0, (2, 32))
+    for half in halves:
+        torch.testing.assert_close(half.T @ half, 2 * torch.eye(16))
+    assert model.skipless_report.untouched == ()
+
+
+def test_weights_are_drawn_as_the_method_says() -> None:
+    example = torch.zeros(2, 64)
+    build = lambda: nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+    model = convert(build(), example, EOC(sigma_b=0.3), activation="tanh")
+    solution = model.skipless_report.solution
+    weight = model.get_parameter("0.weight")
+    torch.testing.assert_close(weight.T @ weight, solution.sigma_w**2 * torch.eye(64))
+    biases = torch.cat([model.get_parameter("0.bias"), model.get_parameter("2.bias")])
+    assert biases.std().item() == pytest.approx(0.3, abs=4 * 0.3 / math.sqrt(2 * 128))
+    one, two = (
+        convert(
+            build(), example, EOC(), activation="relu", generator=torch.Generator().manual_seed(s)
+        )
+        for s in (1, 1)
+    )
+    assert torch.equal(one.get_parameter("0.weight"), two.get_parameter("0.weight"))
+
+
+@pytest.mark.parametrize("method", [TAT(tau=0.2), DKS(zeta=1.3)])
+def test_smooth_activations_are_shaped_too(method) -> None:
+    model = convert(models.mlp(), IMAGE, method, activation="tanh")
+    shaped = [m for m in model.modules() if isinstance(m, ShapedActivation)]
+    assert {m.name for m in shaped} == {"tanh"}
+    assert len(shaped) == 4
+
+
+def test_an_activation_of_the_users_own_comes_with_its_function_of_tensors() -> None:
+    own = Activation(np.sin, np.cos, lambda x: -np.sin(x), name="wave", period=2 * math.pi)
+    with pytest.raises(ValueError, match="Pass a function of tensors"):
+        convert(models.mlp(), IMAGE, TAT(), activation=own)
+    model = convert(models.mlp(), IMAGE, TAT(), activation=own, function=torch.sin)
+    assert activations_of(model, IMAGE) == 4
+
+
+def test_two_activations_at_one_path_and_a_name_that_is_taken() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.activation = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.activation(x)
+            return self.activation(F.relu(1.5 * x * torch.sigmoid(x)))
+
+    model = convert(Net(), torch.randn(2, 4), SHALLOW)
+    assert isinstance(model.activation, nn.Linear)
+    assert isinstance(model.activation_, TReLU)
+
+
+def test_factors_on_activations_are_gone_and_signs_are_kept() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = 1.4 * F.relu(self.a(x / 4.0 - 1.0))
+            return x - 2.0 * self.b(-x)
+
+    x = torch.randn(3, 4)
+    model = convert(Net(), x, TAT(eta=0.1), clamp=False)
+    phi = model.get_submodule("activation")
+    a, b = model.get_submodule("a"), model.get_submodule("b")
+    y = phi(a(x / 4.0 - 1.0))
+    scale = math.hypot(1.4, 2.0)
+    torch.testing.assert_close(model(x), 1.4 / scale * y - 2.0 / scale * b(-y))
+
+
+def test_the_report_tells_what_was_done() -> None:
+    model = converted("resnet18", 0.6)
+    text = str(model.skipless_report)
+    assert "TAT(eta=0.5" in text
+    for line in (
+        r"normalisation removed +20 +bn1",
+        r"activation replaced by TReLU\(.*\) +17 +relu",
+        r"sum weighted by 0\.8 and 0\.6 in place of 1 and 1 +8 ",
+        r"shortcut taken from before the activation +5 ",
+        r"bias added +20 +conv1",
+        r"mu0 +0\.5",
+        r"fc \(user_models\.py:\d+\)",
+        r"max_pool2d at maxpool",
+    ):
+        assert re.search(line, text), line
+    assert max(len(line) for line in text.splitlines()) < 200
+    counts = len(model.skipless_report.predicted), len(model.skipless_report.graph.nodes)
+    assert counts[0] == counts[1]
+
+
+def test_targets_out_of_reach_and_impossible_weights_are_refused() -> None:
+    with pytest.raises(UnreachableTargetError, match="clamp=True"):
+        convert(models.vgg(), IMAGE, TAT(eta=0.9))
+    with pytest.raises(GraphError, match=r"0 <= w < 1"):
+        convert(models.PreActivation(), IMAGE, SHALLOW, shortcut_weight=1.0)
+    with pytest.raises(TypeError, match="shortcut_weight is a number"):
+        convert(models.PreActivation(), IMAGE, SHALLOW, shortcut_weight="0.8")  # pyright: ignore
+
+
+def test_weights_that_are_computed_are_refused() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    with pytest.raises(UnsupportedModelError, match="Remove weight normalisation"):
+        convert(nn.Sequential(layer, nn.ReLU()), torch.zeros(2, 4), TAT(eta=0.1))
