@@ -23,6 +23,7 @@ from skipless.torch import (
     TReLU,
     UnsupportedModelError,
     convert,
+    fold,
     trace,
 )
 
@@ -145,6 +146,22 @@ def test_a_converted_model_takes_batches_of_every_size(name: str) -> None:
 def test_an_example_of_one_sample_does_not_fix_the_batch() -> None:
     model = convert(models.vgg(), IMAGE[:1], SHALLOW).eval()
     torch.testing.assert_close(model(IMAGE)[:1], model(IMAGE[:1]))
+
+
+@every_model
+@pytest.mark.parametrize("weight", [0.0, 0.6])
+def test_a_folded_model_is_plain_and_gives_the_same_outputs(name: str, weight: float) -> None:
+    _, example, _ = USERS[name]
+    model = converted(name, weight).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # a fresh model has no biases to speak of
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    folded = fold(model)
+    assert not [m for m in folded.modules() if isinstance(m, ShapedActivation)]
+    assert folded.meta["remaining"] == ()
+    assert len(folded.graph.nodes) <= len(model.graph.nodes)
+    expected, found = model(example), folded(example)
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 def test_images_of_other_sizes_pass_where_the_model_lets_them() -> None:

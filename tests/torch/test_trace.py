@@ -97,6 +97,21 @@ def test_a_multiple_of_an_activation_is_one_activation_and_a_factor() -> None:
     assert graph.nodes[-1].weights == pytest.approx((0.5,))
 
 
+def test_an_input_may_be_standardised_and_slopes_may_be_many_if_they_are_equal() -> None:
+    class Standardised(nn.Module):
+        mean: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.rand(5))
+            self.layer, self.scale = Layer(nn.PReLU(5)), nn.Parameter(torch.full((5,), 0.5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer((x.float() - self.mean) / 0.3)
+
+    assert trace(Standardised(), torch.zeros(2, 5)) == Graph.chain(1)
+
+
 def test_two_activations_in_a_row_are_two() -> None:
     assert trace(Layer(lambda x: torch.tanh(F.relu(x))), torch.zeros(2, 5)).depth == 2
 
@@ -210,11 +225,30 @@ def test_writing_in_place_changes_what_later_lines_read() -> None:
     [
         (models.Attention(), torch.zeros(1, 4, 8), r"^attend \(user_models\.py:\d+\) computes"),
         (models.Gate(), torch.zeros(1, 8), r"user_models\.py:\d+\) combines two branches by mul"),
-        (models.Recurrent(nn.LSTM(8, 8)), torch.zeros(1, 4, 8), r"^cell .*a recurrent cell"),
-        (models.Recurrent(nn.GRUCell(8, 8)), torch.zeros(1, 8), r"^cell .*computes gru_cell"),
-        (Layer(lambda x: torch.softmax(x, -1)), torch.zeros(1, 5), "softmax, attention"),
-        (Layer(lambda x: torch.tan(x)), torch.zeros(1, 5), "computes tan "),
-        (Layer(lambda x: x + torch.ones(5)), torch.zeros(1, 5), "none of the known activations"),
+        (
+            models.Recurrent(nn.LSTM(8, 8)),
+            torch.zeros(1, 4, 8),
+            r"^cell .*lstm in a recurrent cell",
+        ),
+        (
+            models.Recurrent(nn.GRUCell(8, 8)),
+            torch.zeros(1, 8),
+            r"^cell .*computes gru_cell in a recurrent cell",
+        ),
+        (
+            Layer(lambda x: torch.softmax(x, -1)),
+            torch.zeros(1, 5),
+            "softmax for probabilities or attention, for which",
+        ),
+        (Layer(lambda x: torch.tan(x)), torch.zeros(1, 5), "computes tan, for"),
+        (Layer(lambda x: x + torch.arange(5)), torch.zeros(1, 5), "none of the known activations"),
+        (Layer(lambda x: x * x.mean(1, keepdim=True).sigmoid()), torch.zeros(1, 5), "by mul"),
+        (
+            Layer(lambda x: x + x.mean(1, keepdim=True)),
+            torch.zeros(1, 5),
+            "rearrangement of itself",
+        ),
+        (Layer(lambda x: F.glu(torch.cat([x, x], 1))), torch.zeros(1, 5), "glu with a gate"),
         (Layer(lambda x: x if x.sum() > 0 else -x), torch.zeros(1, 5), "torch.export cannot"),
         (nn.Linear(3, 3), torch.zeros(1, 5), "torch.export cannot record it"),
     ],

@@ -3,6 +3,7 @@
 from .activations import ShapedActivation, TReLU, activation
 from .conversion import ConversionReport, ConvertedModel
 from .convert import convert
+from .deploy import export_onnx, fold
 from .init import (
     delta_,
     gaussian_fan_in_,
@@ -23,6 +24,8 @@ __all__ = [
     "activation",
     "convert",
     "delta_",
+    "export_onnx",
+    "fold",
     "gaussian_fan_in_",
     "initialize_",
     "normalize_per_location",

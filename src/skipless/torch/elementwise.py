@@ -47,7 +47,7 @@ class Recognised:
 
 
 class _NotPointwiseError(Exception):
-    """A constant tensor of many numbers takes part."""
+    """A constant tensor of different numbers takes part."""
 
 
 def composed(
@@ -64,16 +64,20 @@ def composed(
             if a in functions:
                 f = functions[a]
                 return x if f is None else f(x)
-            tensor = constants[a]
-            if tensor is None or tensor.numel() != 1:
-                raise _NotPointwiseError
-            return tensor.detach().double().reshape(())
+            return _number(constants[a])
 
         arguments = fx.map_arg(node.args, argument)
         keywords = fx.map_arg(node.kwargs, argument)
         return _functional(target)(*arguments, **keywords)
 
     return function
+
+
+def _number(tensor: torch.Tensor | None) -> torch.Tensor:
+    """The number that all entries of `tensor` are, as the slopes of a fresh PReLU."""
+    if tensor is None or not tensor.numel() or (tensor != tensor.flatten()[0]).any():
+        raise _NotPointwiseError
+    return tensor.detach().double().flatten()[0]
 
 
 def constant(

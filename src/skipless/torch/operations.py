@@ -37,15 +37,24 @@ POINTWISE = {
     "tanhshrink", "softsign", "logaddexp", "zeros_like", "ones_like", "full_like", "prelu",
     "_prelu_kernel",
 }  # fmt: skip
-KINDS = {
-    "scaled_dot_product_attention": "attention",
-    "softmax": "attention",
-    "_softmax": "attention",
-    "multi_head_attention_forward": "attention",
-    "lstm": "a recurrent cell",
-    "gru": "a recurrent cell",
-    "rnn_tanh": "a recurrent cell",
-    "rnn_relu": "a recurrent cell",
+# What has no maps: of what kind it is, and what can be done.
+_APART = "shape the parts before and after it on their own"
+UNKNOWN = ("", f"Leave it out of the traced module, or {_APART}.")
+_ATTENTION = (" for attention", f"Leave the attention out of the traced module, or {_APART}.")
+_RECURRENT = (" in a recurrent cell", f"Leave the cell out of the traced module, or {_APART}.")
+_PROBABILITIES = (
+    " for probabilities or attention",
+    "If it ends the network, let the loss compute it (nn.CrossEntropyLoss); if it is part of "
+    f"attention, leave that out of the traced module, or {_APART}.",
+)
+UNCOVERED = {
+    "scaled_dot_product_attention": _ATTENTION,
+    "multi_head_attention_forward": _ATTENTION,
+    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), _PROBABILITIES),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"), _RECURRENT),
+    **dict.fromkeys(("rnn_tanh_cell", "rnn_relu_cell"), _RECURRENT),
+    "glu": (" with a gate", "Replace the product of its halves by a sum, or leave it out."),
+    "embedding": (" of indices", "Trace the network that reads the vectors, and not the indices."),
 }
 
 

@@ -25,10 +25,11 @@ from .operations import (
     AFFINE,
     APPROXIMATE_MOVES,
     CONCATENATIONS,
-    KINDS,
     MOVES,
     NORMS,
     POINTWISE,
+    UNCOVERED,
+    UNKNOWN,
     called_module,
     operation,
     origin,
@@ -173,12 +174,10 @@ class Reader:
         elif name in _ARITHMETIC or name in POINTWISE:
             self._pointwise(node, name, inputs)
         else:
-            kind = KINDS.get(name)
+            kind, advice = UNCOVERED.get(name, UNKNOWN)
             raise UnsupportedModelError(
-                f"{origin(node)} computes {name}"
-                + (f", {kind}," if kind else "")
-                + " for which there are no Q and C maps. Leave that part out of the traced module, "
-                "or shape the parts before and after it on their own."
+                f"{origin(node)} computes {name}{kind}, for which there are no Q and C maps. "
+                f"{advice}"
             )
 
     def _normalise_input(self, node: fx.Node, inputs: Sequence[fx.Node]) -> None:
@@ -260,9 +259,7 @@ class Reader:
 
     def _is_input(self, inputs: Sequence[fx.Node]) -> bool:
         """Whether this is the network's input, which constants may standardise."""
-        return (
-            len(inputs) == 1 and inputs[0] in self.steps and self.steps[inputs[0]].kind == "input"
-        )
+        return len(inputs) == 1 and self._values[inputs[0]] == Value(0, inputs[0])
 
     def _is_fresh(self, tensor: fx.Node) -> bool:
         """Whether nothing but moves lies between `tensor` and weights of its own."""

@@ -6,6 +6,7 @@ the source line that it came from; `reader` reads that record from input to outp
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,13 +72,14 @@ def read(model: nn.Module, example: torch.Tensor, *, dynamic: bool = False) -> R
 
 
 def _dynamic_export(model: nn.Module, example: torch.Tensor) -> ExportedProgram:
+    """The record with as many sizes left open as torch.export manages: all, the batch's, none."""
     # A size of one would be taken for a constant.
     batch = torch.cat([example, example]) if example.shape[0] == 1 else example
-    sizes = dict.fromkeys(range(batch.dim()), Dim.AUTO)
-    try:
-        return _export(model, batch, (sizes,))
-    except UnsupportedModelError:
-        return _export(model, example)
+    for dims in (range(batch.dim()), range(1)):
+        # A second try within `except`, with the first one's frames alive, would fail like it.
+        with contextlib.suppress(UnsupportedModelError):
+            return _export(model, batch, (dict.fromkeys(dims, Dim.AUTO),))
+    return _export(model, example)
 
 
 def _export(

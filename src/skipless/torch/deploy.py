@@ -1,0 +1,214 @@
+"""A shaped network as a plain one: constants folded into weights, and an ONNX file of it.
+
+`gauges` decides where each constant goes; here the graph is rewritten accordingly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from .activations import ShapedActivation
+from .gauges import solve_gauges
+from .operations import operation
+from .regauge import Rewriting
+from .roles import module, plain_operation, read_roles
+
+# What may give the memory of its input again, under another shape.
+_VIEWS = {
+    *("view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze", "contiguous"),
+    *("detach", "alias", "expand", "slice", "select", "narrow", "getitem", "chunk", "split"),
+    *("dropout", nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout2d),
+}
+_TOLERANCE = 1e-4  # of an ONNX file, relative to its largest output
+
+
+def fold(model: nn.Module) -> fx.GraphModule:
+    r"""A plain network of the same outputs, its constants folded into the layers around them.
+
+    Of $s_o\,(\varphi(s_i x + b_i) + b_o)$ only φ is left, as a module of PyTorch's own: a `TReLU`
+    becomes `nn.LeakyReLU`. The layer before takes $s_i$ and $b_i$, the layers after it $s_o$ and
+    $b_o$, through reshapes, pools, sums, concatenations and factors in between; the scale of a
+    rectifier may go either way. Parameters keep their names; layers without a bias may gain one.
+    The model itself is left as it is, and the result is in evaluation mode.
+
+    `folded.meta["remaining"]` lists what could not be folded. That is a constant between a tensor
+    and a reader that needs it as it is, such as the network's output, or a layer whose two calls
+    need it differently; a shift before a convolution that pads with zeros, or before most
+    transposed ones, as its effect differs at the border; and an activation that PyTorch has no
+    module for.
+
+    >>> from skipless.torch.activations import TReLU
+    >>> folded = fold(nn.Sequential(nn.Linear(3, 3), TReLU(0.5), nn.Linear(3, 1)))
+    >>> folded.get_submodule("1"), folded.meta["remaining"]
+    (LeakyReLU(negative_slope=0.5), ())
+    """
+    traced = _traced(model)
+    _write_out_of_place(traced)
+    roles = read_roles(traced)
+    rewriting = Rewriting(traced, roles, solve_gauges(roles))
+    for node in roles:
+        rewriting.visit(node)
+    rewriting.finish()
+    folded = fx.GraphModule(traced, traced.graph, type(model).__name__)
+    folded.meta["remaining"] = tuple(rewriting.remaining)
+    return folded
+
+
+def export_onnx(model: nn.Module, example: Tensor, path: str | Path) -> Path:
+    """The path of an ONNX file of the folded `model`, for batches of any size.
+
+    The model takes one tensor, whose first dimension is the batch, and gives one. The file is run
+    in onnxruntime on `example` and on a batch of twice its size, and has to give what `model` gives
+    in evaluation mode, to within 1e-4 of the largest output.
+    """
+    onnxruntime = _onnxruntime()
+    path, evaluated = Path(path), copy.deepcopy(model).eval()
+    twice = torch.cat([example, example])  # a batch of 1 would be taken for a constant
+    _write_onnx(fold(model), twice, path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    for batch in (example, twice):
+        with torch.no_grad():
+            expected = evaluated(batch).cpu()
+        found = torch.from_numpy(session.run(None, {name: batch.cpu().numpy()})[0])
+        error, largest = (float(t.abs().max()) for t in (found - expected, expected))
+        if not error <= _TOLERANCE * largest:
+            raise RuntimeError(
+                f"{path} was to give what {type(model).__name__} gives, but on a batch of "
+                f"{len(batch)} differs from it by {error:.2g}, where the largest output is "
+                f"{largest:.2g}. Compare fold(model) with the model: if they agree, it is the "
+                "export of one of its operations that does not."
+            )
+    return path
+
+
+def _write_onnx(folded: fx.GraphModule, batch: Tensor, path: Path) -> None:
+    large = sum(p.numel() * p.element_size() for p in folded.parameters()) > 2**30
+    try:
+        with _quiet_export():
+            torch.onnx.export(
+                folded,
+                (batch,),
+                path,
+                dynamo=True,
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                external_data=large,  # for one file holds no more than 2 GB
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise RuntimeError(
+            f"{path} was to hold the folded network for batches of any size, but torch.onnx could "
+            f"not write it: {reason}. If a batch size is written out in the network, as in "
+            "`view(2, 4)`, put -1 there; if an operation is unknown to ONNX, take another."
+        ) from error
+
+
+def _traced(model: nn.Module) -> fx.GraphModule:
+    """A copy of `model` as a graph, in evaluation mode."""
+    model = copy.deepcopy(model).eval()
+    if isinstance(model, fx.GraphModule):
+        return model
+    tracer = _Tracer()
+    try:
+        graph = tracer.trace(model)
+    except (AttributeError, NameError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{type(model).__name__} was to be read by torch.fx, which failed: {error}. Fold what "
+            "`convert` returns, which is a graph already, or take decisions that depend on the "
+            "input's values or shape out of `forward`."
+        ) from error
+    return fx.GraphModule(tracer.root, graph, type(model).__name__)
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, ShapedActivation) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _write_out_of_place(model: fx.GraphModule) -> None:
+    """Let every operation give a new tensor, or raise if one that was overwritten is read again.
+
+    Once a factor of 1 is dropped, what wrote into the product would write into its source.
+    """
+    position = {node: i for i, node in enumerate(model.graph.nodes)}
+    memory: dict[fx.Node, fx.Node] = {}  # the first node to hold the numbers of each
+    for node in model.graph.nodes:
+        source = next(iter(node.all_input_nodes), node)
+        in_place = source is not node and _writes_in_place(model, node)
+        views = in_place or plain_operation(node) in _VIEWS or type(module(model, node)) in _VIEWS
+        memory[node] = memory[source] if views else node
+        if not in_place:
+            continue
+        for older in (older for older in memory if older is not node):
+            late = [user for user in older.users if position[user] > position[node]]
+            if late and memory[older] is memory[source]:
+                raise ValueError(
+                    f"fold was to move constants through the graph, but {node.name} overwrites "
+                    f"{older.name}, which {late[0].name} reads afterwards. Write {node.name} out "
+                    "of place (`inplace=False`, or without the trailing underscore)."
+                )
+        _make_functional(model, node)
+
+
+def _writes_in_place(model: fx.GraphModule, node: fx.Node) -> bool:
+    name = operation(node)
+    named = name.endswith("_") and not name.endswith("__")
+    called = node.op in ("call_function", "call_method")
+    return (
+        getattr(module(model, node), "inplace", False)
+        or node.kwargs.get("inplace") is True
+        or (called and named)
+    )
+
+
+def _make_functional(model: fx.GraphModule, node: fx.Node) -> None:
+    """Replace an operation in place by the same out of place."""
+    target, name = node.target, plain_operation(node)
+    if (found := module(model, node)) is not None:
+        found.inplace = False  # pyright: ignore[reportArgumentType]
+    elif "inplace" in node.kwargs:
+        node.update_kwarg("inplace", False)
+    elif isinstance(target, torch._ops.OpOverload):
+        node.target = getattr(getattr(torch.ops.aten, name), target._overloadname)
+    elif isinstance(target, str):
+        node.target = name
+    else:
+        node.target = getattr(torch, name, None) or getattr(F, name)
+
+
+@contextlib.contextmanager
+def _quiet_export() -> Iterator[None]:
+    """Keep what PyTorch says of its own parts, and not of the model, to itself."""
+    registry = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = registry.level
+    registry.setLevel(logging.ERROR)  # that torchvision is not installed
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
+            yield
+    finally:
+        registry.setLevel(level)
+
+
+def _onnxruntime() -> ModuleType:
+    try:
+        import_module("onnx")  # which torch.onnx needs, as it does the next
+        import_module("onnxscript")
+        return import_module("onnxruntime")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"An ONNX file was asked for, which needs {error.name}, and that is not installed: "
+            "pip install 'skipless[deploy]'"
+        ) from error
