@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from skipless import torch as torch
     from skipless.core.activations import Activation, activation, activation_names
     from skipless.core.graph import Graph, GraphBuilder
     from skipless.core.methods import DKS, EOC, TAT

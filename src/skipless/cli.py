@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,22 +17,27 @@ from skipless import __version__
 if TYPE_CHECKING:
     from skipless.core.graph import Graph
     from skipless.core.methods import Method
-    from skipless.core.solution import Solution
 
 MethodName = Literal["tat", "dks", "eoc"]
+LawName = Literal["orthogonal", "gaussian"]
 _METHODS: tuple[MethodName, ...] = ("tat", "dks", "eoc")
+_LAWS: tuple[LawName, ...] = ("orthogonal", "gaussian")
+_WIDTHS = "A width; give it several times.  [default: 30, 100, 300 for mlp]"
 _MOST_LAYERS = 100_000
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; 0 if all went well, 2 for bad input, told in one line on stderr."""
+    """Run the command line; 0 if all went well, 2 for bad input, told in one line on stderr.
+
+    A check that finds a disagreement returns 1.
+    """
     try:
-        skipless.main(arguments, prog_name="skipless", standalone_mode=False)
+        return skipless.main(arguments, prog_name="skipless", standalone_mode=False) or 0
     except click.exceptions.NoArgsIsHelpError as help_:
         click.echo(help_.format_message())
     except click.ClickException as error:
         return _fail(error.format_message())
-    except (ValueError, ArithmeticError, OSError, ModuleNotFoundError) as error:
+    except (ValueError, ArithmeticError, OSError, ImportError) as error:
         return _fail(str(error))
     except click.Abort:
         return _fail("stopped")
@@ -44,7 +49,7 @@ def _fail(message: str) -> int:
     return 2
 
 
-def _target_options(command: Callable[..., None]) -> Callable[..., None]:
+def _target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(
         (
             click.option("--eta", type=float, help="TAT, leaky ReLU: C_f(0).  [default: 0.9]"),
@@ -62,7 +67,26 @@ def _target_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+_method_option = click.option(
+    "--method",
+    type=click.Choice(_METHODS, case_sensitive=False),
+    default="tat",
+    help="How to shape the kernel.",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+
+
+def _output_option(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(
+        "--output",
+        "-o",
+        type=click.Path(dir_okay=False, path_type=Path),
+        default=Path(name),
+        help="Where to write the figure: a name that ends in .png or .svg.",
+    )
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="skipless", message="%(prog)s %(version)s")
 def skipless() -> None:
     """Very deep networks that train without shortcuts and without normalisation layers."""
@@ -70,20 +94,14 @@ def skipless() -> None:
 
 @skipless.command()
 @click.argument("model")
-@click.option(
-    "--method",
-    type=click.Choice(_METHODS, case_sensitive=False),
-    default="tat",
-    show_default=True,
-    help="How to shape the kernel.",
-)
+@_method_option
 @click.option(
     "--activation",
     help="Name of the activation.  [default: leaky_relu; relu for eoc]",
 )
 @click.option("--negative-slope", type=float, help="EOC with leaky_relu: its slope below zero.")
 @_target_options
-@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+@_json_option
 def solve(
     model: str,
     method: MethodName,
@@ -104,6 +122,7 @@ def solve(
     """
     from skipless.core.activations import activation as look_up
     from skipless.core.solve import solve as solve_
+    from skipless.report.solution import described
 
     graph = _graph(model)
     if negative_slope is not None and method != "eoc":
@@ -122,7 +141,7 @@ def solve(
         "targets": dict(solution.targets),
         "residuals": dict(solution.residuals),
     }
-    click.echo(json.dumps(answer, indent=2) if as_json else _described(answer, solution))
+    click.echo(json.dumps(answer, indent=2) if as_json else described(answer))
 
 
 @skipless.command()
@@ -139,14 +158,7 @@ def solve(
     help="For every method.  [default: leaky_relu for tat, softplus for dks, relu for eoc]",
 )
 @_target_options
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("c_maps.png"),
-    show_default=True,
-    help="Where to write the figure: a name that ends in .png or .svg.",
-)
+@_output_option("c_maps.png")
 def plot(
     model: str,
     methods: tuple[MethodName, ...],
@@ -190,6 +202,67 @@ def plot(
     if not curves:
         raise unreached[0]
     click.echo(draw_c_maps(curves, f"C maps of {model}", output))
+
+
+@skipless.command()
+@click.argument("model")
+@_method_option
+@click.option(
+    "--activation",
+    help="Name of the activation.  [default: leaky_relu for tat, softplus for dks, relu for eoc]",
+)
+@_target_options
+@click.option("--shortcut-weight", type=float, help="Weight of the shortcuts; 0 removes them.")
+@click.option("--width", "widths", type=int, multiple=True, help=_WIDTHS)
+@click.option("--seeds", default=20, help="How often the weights are drawn.")
+@click.option("--distribution", type=click.Choice(_LAWS), default="orthogonal", help="Of weights.")
+@click.option("--input", "shape", help="Shape of a sample, such as 3,32,32.")
+@click.option("--tolerance", default=0.05, help="For what finite width adds; see below.")
+@_json_option
+@_output_option("check.png")
+def check(
+    model: str,
+    method: MethodName,
+    activation: str | None,
+    clamp: bool,
+    shortcut_weight: float | None,
+    widths: tuple[int, ...],
+    seeds: int,
+    distribution: LawName,
+    shape: str | None,
+    tolerance: float,
+    as_json: bool,
+    output: Path,
+    **targets: float | None,
+) -> int:
+    r"""Compare the kernel of MODEL, measured, with what the theory predicts.
+
+    MODEL is mlp:DEPTH, or package.module:factory of your own: a function that returns an nn.Module,
+    or one and an example, for each width if it takes a `width`. A layer agrees if c, and q relative
+    to its prediction, are off by at most the tolerance and four standard errors. If one does not at
+    the largest width, the exit code is 1.
+
+    \b
+    Examples:
+      skipless check mlp:50
+      skipless check mlp:30 --method dks --distribution gaussian --width 300 --json
+      skipless check my_package.models:resnet --shortcut-weight 0 --input 3,32,32
+    """
+    try:
+        from skipless.experiments.widths import Shaping, check_widths, family_of, told
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            f"check needs {missing.name}, which is not installed: pip install 'skipless[torch]'"
+        ) from None
+    from skipless.report.figure import demand_figure_path
+
+    demand_figure_path(output)
+    shaping = Shaping(_method(method, activation, targets), activation, clamp, shortcut_weight)
+    with _notes():
+        family = family_of(model, shaping, widths, _shape(shape))
+        checks = check_widths(family, seeds, distribution, tolerance, _progress)
+    click.echo(told(checks, model, output, as_json))
+    return 0 if list(checks.values())[-1].agrees else 1
 
 
 _TARGETS: dict[MethodName, tuple[str, ...]] = {
@@ -238,6 +311,26 @@ def _graph(model: str) -> Graph:
     return Graph.chain(int(depth))
 
 
+def _shape(text: str | None) -> tuple[int, ...] | None:
+    """The shape of a sample from an option such as 3,32,32."""
+    if text is None:
+        return None
+    sizes = [size.strip() for size in text.split(",")]
+    if not all(size.isascii() and size.isdigit() and int(size) for size in sizes):
+        raise click.UsageError(f"--input {text!r} was given; a shape is written as 3,32,32.")
+    return tuple(map(int, sizes))
+
+
+@contextmanager
+def _progress(seeds: Sequence[int], label: str) -> Iterator[Iterable[int]]:
+    """A bar on stderr while the seeds are used, if someone may be watching."""
+    if sys.stderr.isatty():
+        with click.progressbar(seeds, label=label, file=sys.stderr) as bar:
+            yield bar
+    else:
+        yield seeds
+
+
 @contextmanager
 def _notes() -> Iterator[None]:
     """Tell what the library warns of on stderr, one line each."""
@@ -246,24 +339,6 @@ def _notes() -> Iterator[None]:
         yield
     for warning in caught:
         click.echo(f"note: {warning.message}", err=True)
-
-
-def _described(answer: dict[str, Any], solution: Solution) -> str:
-    from skipless.report.tables import table
-
-    head = f"{answer['model']}, {answer['method'].upper()} with {answer['activation']}:"
-    parameters = [[k, f"{v:.10g}"] for k, v in answer["parameters"].items() if v is not None]
-    conditions = [
-        [name, f"{target:.6g}", f"{solution.residuals[name]:.1e}"]
-        for name, target in solution.targets.items()
-    ]
-    return "\n\n".join(
-        [
-            head,
-            table(["parameter", "value"], parameters),
-            table(["condition", "target", "residual"], conditions),
-        ]
-    )
 
 
 if __name__ == "__main__":

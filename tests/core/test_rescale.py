@@ -13,8 +13,8 @@ from skipless.core.rescale import (
     normalised,
     normalised_weights,
     reweighted,
-    unmixed,
 )
+from skipless.core.unmixed import unmixed
 
 POWER = lambda q: q  # Q(q) = q
 
@@ -130,6 +130,17 @@ def test_blocks_of_the_first_kind_become_blocks_of_the_second() -> None:
         assert fold(normalised(found, 0.6), r, x) == fold(normalised(second, 0.6), r, x)
     assert len(unmixed(graph)) == 3
     assert unmixed(found) == []
+
+
+def test_a_factor_on_the_activation_does_not_hide_it() -> None:
+    b = GraphBuilder()
+    u = b.affine(b.input())
+    x = b.sum([b.activation(u)], [0.7])
+    block = b.sum([x, b.affine(x)])
+    b.activation(block)
+    found = in_residual_form(b.build()).nodes[block]
+    assert isinstance(found, Sum)
+    assert found.inputs == (u, 4)
 
 
 def test_a_shortcut_that_is_the_only_reader_of_an_activation_is_left_alone() -> None:

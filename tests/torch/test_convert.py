@@ -19,6 +19,7 @@ from skipless.core.graph import Activation as ActivationNode
 from skipless.core.graph import GraphError, Sum
 from skipless.torch import (
     ConvertedModel,
+    PerLocationNormalization,
     ShapedActivation,
     TReLU,
     UnsupportedModelError,
@@ -171,6 +172,16 @@ def test_images_of_other_sizes_pass_where_the_model_lets_them() -> None:
         converted("vgg")(torch.zeros(2, 3, 16, 16))
 
 
+@pytest.mark.parametrize("homogeneous", [None, 1.0])
+def test_a_layer_that_normalises_the_input_stays_one(homogeneous) -> None:
+    first = PerLocationNormalization(homogeneous=homogeneous)
+    layers = [nn.Conv2d(first.out_channels(3), 16, 1), nn.ReLU(), nn.Conv2d(16, 4, 1), nn.ReLU()]
+    model = convert(nn.Sequential(first, *layers), IMAGE, SHALLOW)
+    assert isinstance(model.get_submodule("0"), PerLocationNormalization)
+    shaped = nn.Sequential(*(model.get_submodule(str(k)) for k in range(5)))
+    torch.testing.assert_close(model(IMAGE), shaped(IMAGE))
+
+
 def test_a_residual_block_is_the_normalised_sum_of_shortcut_and_branch() -> None:
     """Against the block of eq. 6 written by hand, with a ResNet of the second kind."""
     torch.manual_seed(0)
@@ -205,6 +216,23 @@ def test_a_resnet_50_and_a_thousand_layers_are_converted_whole() -> None:
     layers = [m for _ in range(1000) for m in (nn.Linear(4, 4), nn.ReLU())]
     model = convert(nn.Sequential(*layers), torch.zeros(2, 4))
     assert model.skipless_report.graph.depth == 1000
+
+
+def test_factors_and_normalisation_on_the_shortcut_are_not_applied_before_the_activation() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.norm(F.relu(self.a(x)) / 3.0).unsqueeze(1)
+            return F.relu((self.b(x) + 2.0 * x) / 5.0)
+
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    model = convert(Net(), x, SHALLOW, shortcut_weight=0.6)
+    phi, a, b = (model.get_submodule(name) for name in ("activation", "a", "b"))
+    u = a(x)
+    torch.testing.assert_close(model(x), phi(0.6 * u + 0.8 * b(phi(u))).unsqueeze(1))
 
 
 def test_without_shortcuts_what_only_they_need_is_gone() -> None:

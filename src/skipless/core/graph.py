@@ -26,9 +26,13 @@ class Input:
 
 @dataclass(frozen=True)
 class Affine:
-    """A dense or convolutional layer with freshly drawn weights."""
+    """A dense or convolutional layer with freshly drawn weights.
+
+    A depthwise convolution does not mix channels: under Delta initialisation it changes signs.
+    """
 
     input: int
+    mixes: bool = field(default=True, kw_only=True)
     origin: str = field(default="", compare=False, kw_only=True)
 
 
@@ -239,9 +243,9 @@ class GraphBuilder:
         """Add the `Input`, which comes first."""
         return self.add(Input(origin=origin))
 
-    def affine(self, input: int, *, origin: str = "") -> int:
+    def affine(self, input: int, *, mixes: bool = True, origin: str = "") -> int:
         """Add an `Affine` layer that reads the node `input`."""
-        return self.add(Affine(input, origin=origin))
+        return self.add(Affine(input, mixes=mixes, origin=origin))
 
     def activation(self, input: int, *, origin: str = "") -> int:
         """Add an `Activation` that reads the node `input`."""

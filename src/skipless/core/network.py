@@ -12,7 +12,7 @@ lead to the output are no part of f.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -108,6 +108,7 @@ def propagate(
     start: Point = ORTHOGONAL,
     sigma_w: float = 1.0,
     sigma_b: float = 0.0,
+    rules: Mapping[int, Callable[[Sequence[Point]], Point]] | None = None,
 ) -> tuple[Point, ...]:
     r"""The q and c value at every node, for two inputs of equal q (section 2.3).
 
@@ -118,7 +119,8 @@ def propagate(
     | Sum        | `Σ w_i² q_i`        | `Σ w_i² q_i c_i / Σ w_i² q_i`           |
     | Concat     | `Σ n_i q_i / Σ n_i` | `Σ n_i q_i c_i / Σ n_i q_i`             |
 
-    where the `n_i` are widths.
+    where the `n_i` are widths. Nodes that have `rules` of their own find their point by them, from
+    all the points before.
 
     >>> g = Graph.chain(1)
     >>> propagate(g, q_map=lambda q: q / 2, c_map=lambda c, q: c, start=Point(1.0, 0.5))[-1]
@@ -132,6 +134,8 @@ def propagate(
             case Affine(i):
                 q = sigma_w**2 * points[i].q
                 point = _mixture([q, sigma_b**2], [points[i].c, 1.0])
+            case Activation() if rules and index in rules:
+                point = rules[index](points)
             case Activation(i):
                 q = q_map(points[i].q)
                 point = Point(q, c_map(points[i].c, points[i].q) if q else math.nan)

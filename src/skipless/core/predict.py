@@ -5,15 +5,17 @@ from __future__ import annotations
 from functools import cache, partial
 
 from .graph import Graph
-from .maps import c_map, q_map, tabulated_c_map
+from .maps import q_map, tabulated_c_map
 from .network import ORTHOGONAL, Point, propagate
 from .solution import Solution
+from .unmixed import rules_behind_depthwise
 
 
 def predict(graph: Graph, solution: Solution, start: Point = ORTHOGONAL) -> tuple[Point, ...]:
     """The q and c value at every node of `graph`, its activations those of `solution`.
 
-    The pair of inputs has q value 1 and is orthogonal, if nothing else is said.
+    The pair of inputs has q value 1 and is orthogonal, if nothing else is said. Activations right
+    behind a depthwise convolution are predicted as what they are (`unmixed`).
 
     >>> from .solve import solve
     >>> chain = Graph.chain(50)
@@ -21,12 +23,18 @@ def predict(graph: Graph, solution: Solution, start: Point = ORTHOGONAL) -> tupl
     0.9
     """
     phi = solution.shaped
-    quick = cache(lambda: tabulated_c_map(phi, solution.q))  # rectifiers do not care for q
+    table, local_q_map = cache(partial(tabulated_c_map, phi)), cache(partial(q_map, phi))
 
     def local_c_map(c: float, q: float) -> float:
-        if phi.degree == 1.0 or abs(q - solution.q) <= 1e-9 * solution.q:
-            return float(quick()(c))
-        return float(c_map(phi, c, q))
+        # Rectifiers do not care for q; other layers mostly hold one, but for rounding.
+        return float(table(1.0 if phi.degree == 1.0 else float(f"{q:.11g}"))(c))
 
-    local_q_map = cache(partial(q_map, phi))
-    return propagate(graph, local_q_map, local_c_map, start, solution.sigma_w, solution.sigma_b)
+    return propagate(
+        graph,
+        local_q_map,
+        local_c_map,
+        start,
+        solution.sigma_w,
+        solution.sigma_b,
+        rules_behind_depthwise(graph, phi, solution.sigma_w),
+    )

@@ -83,33 +83,19 @@ def in_residual_form(graph: Graph) -> Graph:
     nodes = list(graph.nodes)
     for index, node in enumerate(graph.nodes):
         if isinstance(node, Sum) and index in activated:
-            inputs = tuple(
-                source.input if isinstance(source, Activation) and len(set(readers[i])) > 1 else i
-                for i in node.inputs
-                for source in [graph.nodes[i]]
-            )
+            inputs = tuple(_before_activation(graph, readers, i) for i in node.inputs)
             nodes[index] = replace(node, inputs=inputs)
     return Graph(nodes)
 
 
-def unmixed(graph: Graph) -> list[int]:
-    """The activations that read what no weights have mixed since the input or an activation.
-
-    Their maps are approximations.
-
-    >>> unmixed(Graph.chain(3))
-    []
-    """
-    raw: set[int] = set()
-    found: list[int] = []
-    for index, node in enumerate(graph.nodes):
-        if isinstance(node, Activation):
-            if node.input in raw and index in graph.live:
-                found.append(index)
-            raw.add(index)
-        elif not isinstance(node, Affine) and (index == 0 or raw & set(inputs_of(node))):
-            raw.add(index)
-    return found
+def _before_activation(graph: Graph, readers: Mapping[int, Sequence[int]], term: int) -> int:
+    """What the activation at `term`, perhaps times a factor, reads, if others read it too."""
+    index, shared = term, len(set(readers[term])) > 1
+    node = graph.nodes[index]
+    while isinstance(node, Sum) and len(node.inputs) == 1 and node.weights[0] > 0.0:
+        index = node.inputs[0]
+        node, shared = graph.nodes[index], shared or len(set(readers[index])) > 1
+    return node.input if isinstance(node, Activation) and shared else term
 
 
 def _activated(graph: Graph) -> set[int]:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from .figure import empty_figure
 
-FORMATS = (".png", ".svg")
+Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -27,23 +27,7 @@ class CMapCurve:
 
 def draw_c_maps(curves: Sequence[CMapCurve], title: str, path: Path) -> Path:
     """Draw the curves side by side into `path`, a PNG or SVG file, and return it."""
-    if path.suffix.lower() not in FORMATS:
-        raise ValueError(
-            f"A figure was asked for as {path.name!r}, but it is written as PNG or SVG. "
-            "Give a name that ends in .png or .svg."
-        )
-    if not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"There is no folder {path.parent}. Make it first: mkdir -p {path.parent}"
-        )
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "Drawing needs matplotlib, which is not installed: pip install 'skipless[plot]'"
-        ) from None
-
-    figure = Figure(figsize=(12.0, 4.3), layout="constrained")
+    figure = empty_figure(path, 12.0, 4.3)
     local, whole, layers = figure.subplots(1, 3)
     styles = ("-", "--", "-.", ":")
     for number, curve in enumerate(curves):

@@ -1,5 +1,7 @@
 """PyTorch: read a model, shape it, draw its weights, prove its kernel."""
 
+from skipless.core.agreement import Check, Measurement
+
 from .activations import ShapedActivation, TReLU, activation
 from .conversion import ConversionReport, ConvertedModel
 from .convert import convert
@@ -11,25 +13,31 @@ from .init import (
     scaled_uniform_orthogonal_,
     transposed_delta_,
 )
+from .measure import check, measure, pair_inputs
 from .normalize import PerLocationNormalization, normalize_per_location, normalize_per_sample
 from .trace import UnsupportedModelError, trace
 
 __all__ = [
+    "Check",
     "ConversionReport",
     "ConvertedModel",
+    "Measurement",
     "PerLocationNormalization",
     "ShapedActivation",
     "TReLU",
     "UnsupportedModelError",
     "activation",
+    "check",
     "convert",
     "delta_",
     "export_onnx",
     "fold",
     "gaussian_fan_in_",
     "initialize_",
+    "measure",
     "normalize_per_location",
     "normalize_per_sample",
+    "pair_inputs",
     "scaled_uniform_orthogonal_",
     "trace",
     "transposed_delta_",

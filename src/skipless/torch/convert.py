@@ -15,9 +15,10 @@ from skipless.core.graph import Graph
 from skipless.core.methods import TAT, Method
 from skipless.core.network import fold
 from skipless.core.predict import predict
-from skipless.core.rescale import in_residual_form, normalised_weights, reweighted, unmixed
+from skipless.core.rescale import in_residual_form, normalised_weights, reweighted
 from skipless.core.solution import Solution
 from skipless.core.solve import solve
+from skipless.core.unmixed import unmixed
 
 from .activations import ShapedActivation
 from .conversion import ConversionReport, ConvertedModel
@@ -71,6 +72,8 @@ def convert(
     rewritten = rewrite(model, reading, form, weights, build)
     name = type(original).__name__
     converted = ConvertedModel(rewritten.parts, rewritten.graph, name)  # pyright: ignore[reportArgumentType]
+    converted.graph.eliminate_dead_code()
+    converted.recompile()
     converted.train(original.training)
     _demand_same(graph, converted, example)
 

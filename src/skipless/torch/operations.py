@@ -82,9 +82,9 @@ def origin(node: fx.Node) -> str:
 
 
 def _user_lines(stack_trace: str) -> Iterator[str]:
-    library = str(Path(torch.__file__).parent)
+    libraries = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
     for file, line in re.findall(r'File "([^"]+)", line (\d+)', stack_trace):
-        if not file.startswith(library):
+        if not file.startswith(libraries):
             yield f"{Path(file).name}:{line}"
 
 

@@ -196,10 +196,13 @@ class Reader:
                 "attention does, and the theory knows products with weights only. Leave that part "
                 "out of the traced module."
             )
-        index = self.builder.affine(self._at(inputs[0], node), origin=origin(node))
-        self._set(node, "affine", index, inputs)
         groups = node.args[_GROUPS] if len(node.args) > _GROUPS else 1
-        if isinstance(groups, int) and groups > 1 and size(inputs[0], 1) // groups < _FEW:
+        channels = size(inputs[0], 1) // groups if isinstance(groups, int) and groups > 1 else _FEW
+        before = self._at(inputs[0], node)
+        depthwise = channels == 1 and size(node, 1) == groups
+        index = self.builder.affine(before, mixes=not depthwise, origin=origin(node))
+        self._set(node, "affine", index, inputs)
+        if channels < _FEW and not depthwise:
             self._narrow.add(index)
 
     def _concat(self, node: fx.Node) -> None:

@@ -12,6 +12,7 @@ from torch import fx, nn
 from skipless.core.graph import Graph, Sum
 
 from .layers import give_bias_, layers_at_norms, module_of_layer
+from .normalize import PerLocationNormalization
 from .operations import called_module, operation, origin
 from .reader import Step
 from .trace import Reading
@@ -76,7 +77,8 @@ class _Term:
         self.moves: list[fx.Node] = []  # between the activation and the sum
         if moved:
             while reading.steps[tensor].kind != "activation":
-                self.moves.insert(0, tensor)
+                if reading.steps[tensor].kind == "move":  # factors and normalisation are removed
+                    self.moves.insert(0, tensor)
                 tensor = reading.steps[tensor].inputs[0]
             self.source = reading.steps[tensor].inputs[0]
 
@@ -115,6 +117,7 @@ class _Writer:
         self.changes: list[Change] = []
         self._written: dict[fx.Node, fx.Node] = {}
         self._activated: dict[int, fx.Node] = {}
+        self._calls: dict[str, fx.Node] = {}
         self._activation_names: dict[str, str] = {}
 
     def needed(self) -> set[fx.Node]:
@@ -157,7 +160,10 @@ class _Writer:
     def write(self, node: fx.Node) -> None:
         step = self.reading.steps.get(node)
         kind = None if step is None else step.kind
-        if kind == "input" and node.op == "placeholder":
+        path, call = called_module(node)
+        if step is not None and isinstance(self.modules.get(path), PerLocationNormalization):
+            self._normalise_input(node, path, call)
+        elif kind == "input" and node.op == "placeholder":
             self._written[node] = self.new.placeholder(node.name)
         elif node.op == "placeholder":
             self._written[node] = self._attribute(node)
@@ -171,6 +177,13 @@ class _Writer:
             self._layer_or_function(node, step)
         else:
             self._written[node] = self._copy(node)
+
+    def _normalise_input(self, node: fx.Node, path: str, call: str) -> None:
+        """One call of the module, in place of all that it computes."""
+        if call not in self._calls:
+            step = self.reading.steps[node]
+            self._calls[call] = self._module(path, lambda: self.modules[path], step.inputs)
+        self._written[node] = self._calls[call]
 
     def use(self, node: fx.Node) -> fx.Node:
         """What stands for a recorded node in the new graph; of a factor, the sign is left."""

@@ -73,9 +73,10 @@ def read(model: nn.Module, example: torch.Tensor, *, dynamic: bool = False) -> R
 
 def _dynamic_export(model: nn.Module, example: torch.Tensor) -> ExportedProgram:
     """The record with as many sizes left open as torch.export manages: all, the batch's, none."""
-    # A size of one would be taken for a constant.
+    # A size of one is taken for a constant.
     batch = torch.cat([example, example]) if example.shape[0] == 1 else example
-    for dims in (range(batch.dim()), range(1)):
+    open_dims = [dim for dim, size in enumerate(batch.shape) if size > 1]
+    for dims in (open_dims, open_dims[:1]):
         # A second try within `except`, with the first one's frames alive, would fail like it.
         with contextlib.suppress(UnsupportedModelError):
             return _export(model, batch, (dict.fromkeys(dims, Dim.AUTO),))

@@ -1,0 +1,218 @@
+r"""The kernel of a real network: empirical q and c values, beside what the theory predicts.
+
+At a location of a tensor with $d$ channels, two samples have
+
+$$\hat q = \frac{\|x\|^2}{d}, \qquad \hat c = \frac{x_1^\top x_2}{\|x_1\|\,\|x_2\|}.$$
+
+They are taken where the theory has a node, whatever the model calls it: `torch.export` has the
+record of its operations, which is run step by step, and nothing but these numbers is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from skipless.core.agreement import Check, Measurement, compare
+from skipless.core.network import Point
+from skipless.core.predict import predict
+from skipless.core.solution import Solution
+
+from .init import Distribution, initialize_
+from .replay import Array, Replay
+from .trace import read
+
+TOLERANCE = 0.05  # `check` says why
+
+
+def measure(
+    model: nn.Module,
+    inputs: Tensor,
+    *,
+    seeds: int | Iterable[int] | None = None,
+    draw: Callable[..., object] = initialize_,
+) -> Measurement:
+    """The q and c values of `model` at every node of its graph, averaged over pairs and locations.
+
+    Samples 0 and 1 of the batch `inputs` are a pair, as are 2 and 3, and so on. The weights are
+    those that the model has. With `seeds`, a number of them or the seeds themselves, they are drawn
+    anew for each by `draw(model, generator=...)`, in a copy; then standard errors are over seeds.
+    The model is measured in evaluation mode, and left as it was.
+
+    A linear layer with orthonormal rows and columns keeps both values:
+
+    >>> model = nn.Sequential(nn.Linear(8, 8, bias=False))
+    >>> found = measure(model, pair_inputs((8,), pairs=5, cosine=0.25), seeds=3)
+    >>> [(node.kind, round(node.q.mean, 5), round(node.c.mean, 5)) for node in found.nodes]
+    [('Input', 1.0, 0.25), ('Affine', 1.0, 0.25)]
+    """
+    if inputs.dim() < 2 or inputs.shape[0] < 2 or inputs.shape[0] % 2:
+        raise ValueError(
+            f"inputs of shape {tuple(inputs.shape)} were given, but a batch of pairs has an even "
+            "number of samples of one dimension or more. Use pair_inputs, or drop a sample."
+        )
+    network = model if seeds is None else copy.deepcopy(model)
+    with _evaluating(network):
+        replay = Replay(read(network, inputs))
+        q, c = _samples(partial(replay, inputs), _draws(network, seeds, draw))
+    return Measurement.of(replay.graph, q, c)
+
+
+def check(
+    model: nn.Module,
+    example: Tensor,
+    solution: Solution | None = None,
+    *,
+    cosines: Sequence[float] = (0.0,),
+    seeds: int | Iterable[int] = 20,
+    pairs: int = 8,
+    distribution: Distribution = "orthogonal",
+    tolerance: float = TOLERANCE,
+) -> Check:
+    r"""What `solution` predicts for `model`, beside what is measured, at every node of its graph.
+
+    Pairs of inputs with each of the `cosines` go through `model` under as many draws of its weights
+    as there are `seeds` (or under these very ones: `seeds=tqdm(range(50))` shows progress). A
+    converted model knows its solution. Of `example`, only the shape of a sample matters. With fewer
+    than ten seeds the standard errors are themselves uncertain, and disagreements may be chance.
+
+    A node agrees if c, and q relative to its prediction, are off by at most the `tolerance` and
+    four standard errors. The tolerance is for what finite width adds to c, which grows with depth
+    over width. In chains of 100 layers (appendix E.1, `experiments.kernel_error`), mean c is off by
+
+    | width | TReLU, orthogonal | TReLU, Gaussian | DKS of SoftPlus, orthogonal | … Gaussian |
+    |-------|-------------------|-----------------|-----------------------------|------------|
+    | 30    | 0.050             | 0.053           | 0.135                       | 0.461      |
+    | 100   | 0.021             | 0.025           | 0.034                       | 0.166      |
+    | 300   | 0.006             | 0.016           | 0.009                       | 0.041      |
+    | 1000  | 0.002             | 0.008           | 0.003                       | 0.006      |
+
+    so that at width 300 and more 0.05 is enough. q is another matter: under TReLU it stays near 1,
+    but DKS holds it to first order only, and in narrow deep networks some draws let it explode.
+
+    >>> from skipless import Graph, TAT, solve
+    >>> from skipless.torch import ShapedActivation
+    >>> trelu = solve(Graph.chain(20), TAT(eta=0.8))
+    >>> layer = lambda: [nn.Linear(100, 100), ShapedActivation.from_solution(trelu)]
+    >>> model = nn.Sequential(*(module for _ in range(20) for module in layer()))
+    >>> check(model, torch.zeros(1, 100), trelu, seeds=5).agrees
+    True
+    """
+    solution = solution or _solution_of(model)
+    if not cosines or pairs < 1 or not tolerance >= 0.0:
+        raise ValueError(
+            f"cosines={tuple(cosines)}, pairs={pairs} and tolerance={tolerance:g} were asked for; "
+            "a check takes at least one cosine, one pair, and a tolerance of 0 or more."
+        )
+    network = copy.deepcopy(model)
+    law = partial(
+        initialize_, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, distribution=distribution
+    )
+    with _evaluating(network):
+        stand_in = example[:1].expand(2 * pairs * len(cosines), *example.shape[1:]).clone()
+        replay = Replay(read(network, stand_in))
+        # Pairs take the place of what layers that normalise the inputs would make of them.
+        inputs = _pairs_for(replay, pairs, cosines).to(example)
+        q, c = _samples(partial(replay, stand_in, inputs), _draws(network, seeds, law))
+    comparisons = []
+    for number, cosine in enumerate(cosines):
+        own = slice(number * pairs, (number + 1) * pairs)
+        measured = Measurement.of(replay.graph, q[..., own], c[..., own])
+        points = predict(replay.graph, solution, Point(1.0, cosine))
+        comparisons += compare(points, measured, tolerance, cosine)
+    return Check(tuple(comparisons), tolerance, seeds=q.shape[0], pairs=pairs)
+
+
+def pair_inputs(
+    shape: Sequence[int],
+    pairs: int,
+    cosine: float,
+    *,
+    channel_dim: int = 0,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """A batch of random pairs of samples of `shape`, of q value 1 and of that `cosine`.
+
+    Both are exact at every location, for a sample has the same vector of channels at all of them.
+    What pools, pads or flattens locations then keeps them exact.
+
+    >>> x = pair_inputs((3, 4, 4), pairs=2, cosine=-0.5)
+    >>> x.shape, torch.allclose((x[0] * x[1]).mean(dim=0), torch.tensor(-0.5))
+    (torch.Size([4, 3, 4, 4]), True)
+    """
+    if not -1.0 <= cosine <= 1.0:
+        raise ValueError(f"A pair with a cosine of {cosine:g} was asked for; it is -1 to 1.")
+    channels = shape[channel_dim]
+    if channels < 2 and abs(cosine) < 1.0:
+        raise ValueError(
+            f"Pairs with a cosine of {cosine:g} were asked for, but two samples of {channels} "
+            "channel are alike or opposite. Use a cosine of 1 or -1, or "
+            "PerLocationNormalization to make two channels of one."
+        )
+    u, v = torch.randn(2, pairs, channels, dtype=torch.float64, generator=generator)
+    u = u / u.norm(dim=1, keepdim=True)
+    v = v - (u * v).sum(dim=1, keepdim=True) * u
+    length = v.norm(dim=1, keepdim=True)
+    v = v / length if channels > 1 else torch.zeros_like(v)
+    second = cosine * u + math.sqrt(1.0 - cosine**2) * v
+    vectors = math.sqrt(channels) * torch.stack([u, second], dim=1).flatten(0, 1)
+    sizes = [1] * len(shape)
+    sizes[channel_dim] = channels
+    return vectors.reshape(2 * pairs, *sizes).expand(-1, *shape).float().contiguous()
+
+
+def _solution_of(model: nn.Module) -> Solution:
+    solution = getattr(getattr(model, "skipless_report", None), "solution", None)
+    if not isinstance(solution, Solution):
+        raise ValueError(
+            f"{type(model).__name__} was to be checked, but it does not say which solution shaped "
+            "it. Pass the solution, or a model that `convert` returned."
+        )
+    return solution
+
+
+def _draws(
+    model: nn.Module, seeds: int | Iterable[int] | None, draw: Callable[..., object]
+) -> Iterator[None]:
+    """Once for every seed, with the weights drawn from it; once with those there are if None."""
+    if seeds is None:
+        yield
+        return
+    for seed in range(seeds) if isinstance(seeds, int) else seeds:
+        draw(model, generator=torch.Generator().manual_seed(seed))
+        yield
+
+
+def _samples(run: Callable[[], tuple[Array, Array]], draws: Iterator[None]) -> tuple[Array, Array]:
+    """The q and c values of shape (draws, nodes, pairs)."""
+    samples = [run() for _ in draws]
+    if not samples:
+        raise ValueError("No seed was given. Ask for one or more, such as seeds=10.")
+    q, c = zip(*samples, strict=True)
+    return np.stack(q), np.stack(c)
+
+
+def _pairs_for(replay: Replay, pairs: int, cosines: Sequence[float]) -> Tensor:
+    shape, channel_dim = replay.input_shape[1:], replay.input_channels - 1
+    pair = partial(pair_inputs, shape, pairs, channel_dim=channel_dim)
+    generator = torch.Generator().manual_seed(0)
+    return torch.cat([pair(cosine, generator=generator) for cosine in cosines])
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, and each module as it was afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -1,0 +1,79 @@
+"""Activations of numbers that no weights have mixed, against sampled channels."""
+
+import math
+
+import numpy as np
+import pytest
+
+from skipless import DKS, EOC, TAT, GraphBuilder, solve
+from skipless.core.activations import activation, leaky_relu
+from skipless.core.graph import Graph
+from skipless.core.maps import c_map, q_map
+from skipless.core.network import Point
+from skipless.core.predict import predict
+from skipless.core.unmixed import composition, unmixed
+
+SAMPLES = 400_000
+
+
+def separable(blocks: int) -> Graph:
+    """A layer, then depthwise and pointwise convolutions in turn, each of them activated."""
+    b = GraphBuilder()
+    x = b.activation(b.affine(b.input()))
+    for _ in range(blocks):
+        x = b.activation(b.affine(b.activation(b.affine(x, mixes=False))))
+    return b.build()
+
+
+@pytest.mark.parametrize(
+    ("method", "phi"),
+    [(TAT(eta=0.3), "leaky_relu"), (DKS(), "softplus"), (TAT(), "tanh"), (EOC(), "relu")],
+)
+def test_channels_that_change_signs_have_the_predicted_q_and_c(method, phi) -> None:
+    graph = separable(1)
+    solution = solve(Graph.chain(3), method, phi)
+    points = predict(graph, solution, Point(1.0, 0.4))
+    generator = np.random.default_rng(0)
+    x, y = points[1].q, points[1].c  # of the layer before the first activation
+    u, v = generator.normal(size=(2, SAMPLES)) * math.sqrt(x)
+    v = y * u + math.sqrt(1.0 - y * y) * v
+    signs = solution.sigma_w * generator.choice([-1.0, 1.0], SAMPLES)
+    first, second = (solution(signs * solution(z)) for z in (u, v))
+    q, product = first**2, first * second
+    four_errors = lambda a: 4.0 * a.std() / math.sqrt(SAMPLES)
+    assert points[4].q == pytest.approx(q.mean(), abs=four_errors(q))
+    assert points[4].q * points[4].c == pytest.approx(product.mean(), abs=four_errors(product))
+
+
+def test_a_depthwise_convolution_before_weights_changes_nothing() -> None:
+    mixed, plain = GraphBuilder(), GraphBuilder()
+    for b in (mixed, plain):
+        x = b.activation(b.affine(b.input()))
+        if b is mixed:
+            x = b.affine(x, mixes=False)
+        b.activation(b.affine(x))
+    solution = solve(plain.build(), TAT(eta=0.3))
+    last = [predict(b.build(), solution)[-1].c for b in (mixed, plain)]
+    assert last[0] == pytest.approx(last[1], abs=1e-12)
+    assert unmixed(mixed.build()) == []
+
+
+def test_unmixed_activations_are_found() -> None:
+    graph = separable(2)
+    assert unmixed(graph) == [4, 8]
+    assert predict(graph, solve(graph, TAT(eta=0.5)))[-1].c != pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_composition_has_the_kinks_where_the_inner_function_meets_those_of_the_outer() -> None:
+    f = composition(activation("hard_tanh"), activation("square"))
+    assert f.kinks == pytest.approx((-1.0, 1.0))
+    x = np.linspace(-3.0, 3.0, 1001) + 1e-4
+    assert np.array_equal(f(x), np.minimum(x * x, 1.0))
+    assert np.array_equal(f.slope(x), np.where(np.abs(x) < 1.0, 2.0 * x, 0.0))
+    assert np.array_equal(f.curvature(x), np.where(np.abs(x) < 1.0, 2.0, 0.0))
+
+
+def test_two_leaky_relus_have_the_maps_of_one() -> None:
+    f, one = composition(leaky_relu(0.5), leaky_relu(0.5)), leaky_relu(0.25)
+    assert q_map(f, 1.0) == pytest.approx(q_map(one, 1.0), rel=1e-12)
+    assert c_map(f, 0.3) == pytest.approx(c_map(one, 0.3), rel=1e-12)
