@@ -36,9 +36,9 @@ def resnet(blocks: int, width: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, width, 3, padding=1), *stages, *head)
 
 
-def main(blocks: int = 12, width: int = 64) -> None:
+def main(blocks: int = 8, width: int = 32) -> None:
     torch.manual_seed(0)
-    images, labels = torch.randn(64, 3, 16, 16), torch.randint(0, 10, (64,))
+    images, labels = torch.randn(32, 3, 16, 16), torch.randint(0, 10, (32,))
     images = sk.torch.normalize_per_location(images, homogeneous=None)
 
     model = resnet(blocks, width)
@@ -46,8 +46,8 @@ def main(blocks: int = 12, width: int = 64) -> None:
     print(model.skipless_report)
     print(sk.torch.check(model, images[:2], seeds=5))
 
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    for step in range(10):
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
+    for step in range(6):
         loss = F.cross_entropy(model(images), labels)
         optimiser.zero_grad()
         loss.backward()
