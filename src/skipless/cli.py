@@ -111,7 +111,7 @@ def solve(
     as_json: bool,
     **targets: float | None,
 ) -> None:
-    r"""Solve for the activation that shapes MODEL.
+    """Solve for the activation that shapes MODEL.
 
     MODEL is mlp:DEPTH, a chain of DEPTH layers.
 
@@ -119,7 +119,7 @@ def solve(
     Examples:
       skipless solve mlp:100
       skipless solve mlp:50 --method dks --activation tanh --zeta 10 --json
-    """
+    """  # noqa: D301
     from skipless.core.activations import activation as look_up
     from skipless.core.solve import solve as solve_
     from skipless.report.solution import described
@@ -167,7 +167,7 @@ def plot(
     output: Path,
     **targets: float | None,
 ) -> None:
-    r"""Draw the C maps of MODEL: of one layer, of the network, and layer by layer.
+    """Draw the C maps of MODEL: of one layer, of the network, and layer by layer.
 
     MODEL is mlp:DEPTH, a chain of DEPTH layers.
 
@@ -175,7 +175,7 @@ def plot(
     Examples:
       skipless plot mlp:100
       skipless plot mlp:100 --method tat --method dks --activation tanh -o tanh.svg
-    """
+    """  # noqa: D301
     from skipless.core.solution import UnreachableTargetError
     from skipless.experiments.c_maps import c_map_curve
     from skipless.report.c_maps import draw_c_maps
@@ -217,7 +217,7 @@ def plot(
 @click.option("--seeds", default=20, help="How often the weights are drawn.")
 @click.option("--distribution", type=click.Choice(_LAWS), default="orthogonal", help="Of weights.")
 @click.option("--input", "shape", help="Shape of a sample, such as 3,32,32.")
-@click.option("--tolerance", default=0.05, help="For what finite width adds; see below.")
+@click.option("--tolerance", default=0.05, help="For what finite width adds; see above.")
 @_json_option
 @_output_option("check.png")
 def check(
@@ -235,7 +235,7 @@ def check(
     output: Path,
     **targets: float | None,
 ) -> int:
-    r"""Compare the kernel of MODEL, measured, with what the theory predicts.
+    """Compare the kernel of MODEL, measured, with what the theory predicts.
 
     MODEL is mlp:DEPTH, or package.module:factory of your own: a function that returns an nn.Module,
     or one and an example, for each width if it takes a `width`. A layer agrees if c, and q relative
@@ -247,7 +247,7 @@ def check(
       skipless check mlp:50
       skipless check mlp:30 --method dks --distribution gaussian --width 300 --json
       skipless check my_package.models:resnet --shortcut-weight 0 --input 3,32,32
-    """
+    """  # noqa: D301
     try:
         from skipless.experiments.widths import Shaping, check_widths, family_of, told
     except ModuleNotFoundError as missing:

@@ -89,7 +89,7 @@ def test_a_check_agrees_if_all_its_nodes_do_and_names_the_worst() -> None:
 def test_differences_are_given_in_standard_errors() -> None:
     assert row(c=0.53, error=0.01).c_deviation == pytest.approx(3.0)
     assert row(c=0.5).c_deviation == 0.0
-    assert row(c=0.6).c_deviation == math.inf
+    assert row(c=0.6).c_deviation > 1000.0  # with no error but rounding
 
 
 def test_measurements_and_predictions_meet_by_node_and_dead_ends_are_left_out() -> None:

@@ -58,12 +58,15 @@ def test_plain_residual_blocks_become_those_of_the_paper(w: float) -> None:
     st.none() | st.floats(0.0, 0.99),
 )
 def test_sums_of_sums_keep_q_at_one_and_the_order_of_terms(weights, shortcut_weight) -> None:
-    """((a + b) + c) + …, each term a layer deeper than the one before it."""
+    """((x + R1) + R2) + …, each branch a layer deeper than the one before it."""
     b = GraphBuilder()
     x = b.affine(b.input())
     terms = [x]
-    for _ in weights[1:]:
-        terms.append(b.affine(b.activation(terms[-1])))
+    for depth, _ in enumerate(weights[1:], start=1):
+        branch = x
+        for _ in range(depth):
+            branch = b.affine(b.activation(branch))
+        terms.append(branch)
     total = b.sum([terms[0]], [weights[0]])
     for term, weight in zip(terms[1:], weights[1:], strict=True):
         total = b.sum([total, term], [1.0, weight])
@@ -88,6 +91,40 @@ def _leaf_weights(graph: Graph, index: int, found: dict[int, float], factor=1.0)
         for i, w in zip(node.inputs, node.weights, strict=True):
             _leaf_weights(graph, i, found, factor * w)
     return list(found.values())
+
+
+def test_every_term_that_another_is_computed_from_is_a_shortcut() -> None:
+    b = GraphBuilder()
+    x = b.affine(b.input())
+    y = b.sum([x, b.affine(b.activation(x))])
+    outer = b.sum([x, b.sum([y, b.affine(b.activation(y))])])
+    graph = b.build()
+    removed = normalised(graph, 0.0)
+    assert [n.weights for n in removed.nodes if isinstance(n, Sum)] == [(1.0,)] * 3
+    for weight in (None, 0.6):
+        found = normalised(graph, weight)
+        # By hand: x and the two branches are independent, and y has 0.6 x in it, or 0.7071 x.
+        weights = {i: n.weights for i, n in enumerate(found.nodes) if isinstance(n, Sum)}
+        (own, first), (inner_y, second), (short, rest) = weights.values()
+        parts = (short + rest * inner_y * own, rest * inner_y * first, rest * second)
+        assert math.hypot(*parts) == pytest.approx(1.0)
+        assert outer == max(weights)
+
+
+def test_a_term_that_occurs_twice_counts_once_with_both_weights() -> None:
+    b = GraphBuilder()
+    x = b.affine(b.input())
+    b.sum([x, b.sum([x, b.affine(b.activation(x))])])
+    assert fold(normalised(b.build()), lambda k: 1.0 + k, 0.0) == pytest.approx(1.0 / 5.0)
+    assert fold(normalised(b.build(), 0.6), lambda k: 1.0 + k, 0.0) == pytest.approx(0.64)
+
+
+def test_a_projection_is_known_by_what_is_not_behind_it() -> None:
+    b = GraphBuilder()
+    x = b.activation(b.affine(b.input()))
+    projection = b.affine(x)
+    b.sum([b.affine(b.activation(b.affine(x))), projection])
+    assert normalised_weights(b.build(), 0.6) == {7: pytest.approx((0.8, 0.6))}
 
 
 def test_branches_of_equal_depth_have_no_shortcut() -> None:

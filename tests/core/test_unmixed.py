@@ -11,7 +11,7 @@ from skipless.core.graph import Graph
 from skipless.core.maps import c_map, q_map
 from skipless.core.network import Point
 from skipless.core.predict import predict
-from skipless.core.unmixed import composition, unmixed
+from skipless.core.unmixed import composition, dependent_sums, unmixed
 
 SAMPLES = 400_000
 
@@ -77,3 +77,43 @@ def test_two_leaky_relus_have_the_maps_of_one() -> None:
     f, one = composition(leaky_relu(0.5), leaky_relu(0.5)), leaky_relu(0.25)
     assert q_map(f, 1.0) == pytest.approx(q_map(one, 1.0), rel=1e-12)
     assert c_map(f, 0.3) == pytest.approx(c_map(one, 0.3), rel=1e-12)
+
+
+def test_an_activation_of_a_concatenation_acts_on_each_part() -> None:
+    """As in a DenseNet, whose features differ in c: the mean of maps, not the map of the mean."""
+    b, solution = GraphBuilder(), solve(Graph.chain(3), TAT(eta=0.4))
+    x = b.affine(b.input())
+    deep = b.affine(b.activation(b.affine(b.activation(x))))
+    raw = b.activation(x)
+    joined = b.concat([x, deep, raw], [2.0, 1.0, 1.0])
+    last = b.activation(joined)
+    points = predict(b.build(), solution)
+    c = lambda phi, at: float(c_map(phi, points[at].c))
+    twice = composition(solution.shaped, solution.shaped)
+    q = q_map(twice, 1.0)
+    expected = (2.0 * c(solution.shaped, x) + c(solution.shaped, deep) + q * c(twice, x)) / (
+        3.0 + q
+    )
+    assert points[last].c == pytest.approx(expected, abs=1e-9)
+    assert points[last].q == pytest.approx((3.0 + q) / 4.0)
+
+
+def test_a_sum_of_terms_with_a_common_part_is_predicted_exactly() -> None:
+    b, solution = GraphBuilder(), solve(Graph.chain(3), TAT(eta=0.4))
+    x = b.affine(b.input())
+    branch = b.affine(b.activation(x))
+    y = b.sum([x, branch], [0.6, 0.8])
+    total = b.sum([y, x], [1.0, 0.5])
+    points = predict(b.build(), solution)
+    assert points[total].q == pytest.approx(1.1**2 + 0.8**2)
+    assert points[total].c == pytest.approx(0.64 * points[branch].c / (1.1**2 + 0.64))
+    assert dependent_sums(b.build()) == []
+
+
+def test_sums_of_dependent_terms_are_found() -> None:
+    b = GraphBuilder()
+    x = b.affine(b.input())
+    a = b.activation(x)
+    found = b.sum([x, a])
+    b.sum([b.affine(found), b.affine(b.activation(b.affine(found)))])
+    assert dependent_sums(b.build()) == [found]

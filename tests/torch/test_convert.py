@@ -23,8 +23,10 @@ from skipless.torch import (
     ShapedActivation,
     TReLU,
     UnsupportedModelError,
+    check,
     convert,
     fold,
+    measure,
     trace,
 )
 
@@ -417,3 +419,128 @@ def test_weights_that_are_computed_are_refused() -> None:
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
     with pytest.raises(UnsupportedModelError, match="Remove weight normalisation"):
         convert(nn.Sequential(layer, nn.ReLU()), torch.zeros(2, 4), TAT(eta=0.1))
+
+
+def test_a_module_registered_under_two_names_is_the_module_that_is_called() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4)
+            self.act = nn.ReLU()
+            self.net = nn.Sequential(self.conv, self.norm, self.act)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x)
+
+    model = convert(Block(), IMAGE, TAT(eta=0.1))
+    assert sorted(dict(model.named_parameters())) == ["net.0.bias", "net.0.weight"]
+    assert isinstance(model.get_submodule("net.2"), TReLU)
+
+
+@pytest.mark.parametrize("wrap", [lambda y: {"out": y}, lambda y: [y], lambda y: (y, 3.0)])
+def test_the_output_keeps_its_structure(wrap) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = models.mlp()
+
+        def forward(self, x: torch.Tensor):
+            return wrap(self.net(x))
+
+    plain = convert(models.mlp(), IMAGE, SHALLOW, generator=torch.Generator().manual_seed(1))
+    model = convert(Wrapped(), IMAGE, SHALLOW, generator=torch.Generator().manual_seed(1))
+    found, expected = model(IMAGE), wrap(plain(IMAGE))
+    torch.testing.assert_close(found, expected)
+
+
+class Nested(nn.Module):
+    """Groups of residual blocks with a shortcut over each group."""
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.stem = nn.Linear(3, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for first, second in (self.layers[:2], self.layers[2:]):
+            y = x + first(F.relu(x))
+            x = x + (y + second(F.relu(y)))
+        return x
+
+
+def test_shortcuts_over_shortcuts_are_normalised_together_and_removed_together() -> None:
+    x = torch.randn(2, 3)
+    model = convert(Nested(), x, TAT(eta=0.3), shortcut_weight=0.0)
+    assert not [n for n in model.graph.nodes if n.target in (torch.add, torch.mul)]
+    for weight in (None, 0.6):
+        model = convert(Nested(), x, TAT(eta=0.2), shortcut_weight=weight)
+        assert all(p.q == pytest.approx(1.0) for p in model.skipless_report.predicted)
+        found = check(model, x, seeds=8)
+        assert found.agrees
+        assert all(abs(row.c_deviation) <= 4.0 for row in found.comparisons)
+
+
+def test_a_branch_that_starts_at_zero_is_a_branch() -> None:
+    class ReZero(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.layer = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.alpha = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.stem(x)
+            return x + self.alpha * self.layer(F.relu(x))
+
+    x = torch.randn(3, 4)
+    model = convert(ReZero(), x, TAT(eta=0.1), shortcut_weight=0.6)
+    stem, layer, phi = (model.get_submodule(n) for n in ("stem", "layer", "activation"))
+    u = stem(x)
+    torch.testing.assert_close(model(x), 0.6 * u + 0.8 * layer(phi(u)))
+
+
+def test_what_only_approximates_is_listed() -> None:
+    def listed(forward) -> tuple[str, ...]:
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.c(forward(self, x))
+
+        report = convert(Net(), torch.randn(2, 4), TAT(eta=0.05)).skipless_report
+        return tuple(note.split(" at ")[0] for note in report.approximate)
+
+    relu = torch.relu
+    assert listed(lambda m, x: relu(m.a(x)) + relu(m.b(x))) == ("sum of dependent terms",)
+    assert listed(lambda m, x: m.a(x) + 0.5 * m.b(relu(m.a(x)))) == ("weights used again",)
+    assert listed(lambda m, x: 0.8 * x + 0.6 * m.b(relu(m.a(x)))) == ()
+    assert listed(lambda m, x: relu(x)) == ("activation of unweighted input",)
+    assert listed(lambda m, x: relu(relu(m.a(x)) + m.b(x))) == ("activation of unweighted input",)
+
+
+def test_layers_written_as_functions_are_drawn_for_every_seed_of_a_check() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(64, 64))
+            self.matrix, self.bias = nn.Parameter(torch.zeros(64, 64)), nn.Parameter(torch.ones(64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.addmm(self.bias, F.relu(F.linear(x, self.weight)), self.matrix)
+            return torch.relu(x)
+
+    x = torch.randn(2, 64)
+    model = convert(Net(), x, EOC(), activation="relu")
+    weight = model.get_parameter("weight")
+    torch.testing.assert_close(weight.T @ weight, 2.0 * torch.eye(64))
+    assert not model.get_parameter("bias").any()
+    with torch.no_grad():
+        weight.mul_(5.0)
+    found = check(model, x, seeds=5)
+    assert found.agrees
+    assert found.comparisons[2].measured.c.error > 0.0
+    assert measure(model, torch.randn(4, 64), seeds=3).nodes[1].q.mean == pytest.approx(
+        2.0, rel=0.5
+    )

@@ -666,3 +666,23 @@ def test_a_missing_package_names_the_extra_that_brings_it(
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=rf"needs {name}.*pip install 'skipless\[deploy\]'"):
         export_onnx(mlp(trelu), torch.zeros(1, 6), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("act", [trelu, smooth], ids=["TReLU", "smooth"])
+def test_a_transposed_convolution_written_as_a_function_is_folded(act, bias: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.act = nn.Conv1d(3, 4, 1), act()
+            self.weight = nn.Parameter(torch.randn(4, 3, 3))
+            self.bias = nn.Parameter(torch.randn(6)) if bias else None
+            self.last = nn.Conv1d(6, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.act(self.linear(x))
+            x = F.conv_transpose1d(x, self.weight, self.bias, stride=2, groups=2)
+            return self.last(self.act(x))
+
+    x = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0))
+    folded_alike(random_biases(Net()), x)

@@ -345,3 +345,19 @@ def test_a_check_of_nothing_is_refused(wrong) -> None:
     solution = solve(Graph.chain(4), TAT(eta=0.5))
     with pytest.raises(ValueError, match=r"asked for|No seed"):
         check(shaped_chain(4, 8, solution), torch.zeros(1, 8), solution, **wrong)
+
+
+def test_channels_are_found_again_after_a_shuffle_by_hand() -> None:
+    class Shuffle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            n, _, h, w = x.shape
+            x = self.conv(x).view(n, 2, 8, h, w).transpose(1, 2).reshape(n, 16, h, w)
+            return self.last(torch.relu(x))
+
+    model, x = Shuffle(), batch(4, 3, 5, 6)
+    found = measure(model, x)
+    agree(found.nodes[2], torch.relu(model.conv(x)))  # a permutation of channels changes neither

@@ -221,6 +221,35 @@ def test_writing_in_place_changes_what_later_lines_read() -> None:
 
 
 @pytest.mark.parametrize(
+    "write",
+    [
+        lambda h: h.view(-1, 5).relu_(),
+        lambda h: h[:, :3].relu_(),
+        lambda h: h.t().mul_(2.0),
+    ],
+)
+def test_writing_into_a_view_of_what_is_read_later_is_refused(write) -> None:
+    def function(h: torch.Tensor) -> torch.Tensor:
+        write(h)
+        return torch.tanh(h)
+
+    with pytest.raises(UnsupportedModelError, match="in place, and what it changes is read later"):
+        trace(Layer(function), torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("example", [None, (2, 5), [torch.zeros(2, 5)]])
+def test_an_example_is_a_tensor(example) -> None:
+    with pytest.raises(TypeError, match=r"an nn\.Module and a tensor"):
+        trace(nn.Linear(5, 5), example)
+
+
+def test_a_model_that_cannot_be_recorded_gives_one_error_and_no_log(capfd) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"mat1 and mat2|size|shape"):
+        trace(nn.Sequential(nn.Linear(3, 3)), torch.zeros(1, 5))
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
     ("model", "example", "message"),
     [
         (models.Attention(), torch.zeros(1, 4, 8), r"^attend \(user_models\.py:\d+\) computes"),

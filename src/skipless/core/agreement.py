@@ -121,8 +121,7 @@ class Comparison:
         """The difference in c, in standard errors; 0 where it is but rounding."""
         if abs(self.c_difference) < _ROUNDING:
             return 0.0
-        error = self.measured.c.error
-        return self.c_difference / error if error else math.copysign(math.inf, self.c_difference)
+        return self.c_difference / max(self.measured.c.error, _ROUNDING)
 
     @property
     def strain(self) -> float:

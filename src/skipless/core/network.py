@@ -129,13 +129,13 @@ def propagate(
     points: list[Point] = []
     for index, node in enumerate(graph.nodes):
         match node:
+            case _ if rules and index in rules:
+                point = rules[index](points)
             case Input():
                 point = start
             case Affine(i):
                 q = sigma_w**2 * points[i].q
                 point = _mixture([q, sigma_b**2], [points[i].c, 1.0])
-            case Activation() if rules and index in rules:
-                point = rules[index](points)
             case Activation(i):
                 q = q_map(points[i].q)
                 point = Point(q, c_map(points[i].c, points[i].q) if q else math.nan)

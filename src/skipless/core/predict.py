@@ -8,14 +8,14 @@ from .graph import Graph
 from .maps import q_map, tabulated_c_map
 from .network import ORTHOGONAL, Point, propagate
 from .solution import Solution
-from .unmixed import rules_behind_depthwise
+from .unmixed import rules
 
 
 def predict(graph: Graph, solution: Solution, start: Point = ORTHOGONAL) -> tuple[Point, ...]:
     """The q and c value at every node of `graph`, its activations those of `solution`.
 
-    The pair of inputs has q value 1 and is orthogonal, if nothing else is said. Activations right
-    behind a depthwise convolution are predicted as what they are (`unmixed`).
+    The pair of inputs has q value 1 and is orthogonal, if nothing else is said. Where the
+    usual maps are not exact, as right behind depthwise convolutions, `unmixed` knows others.
 
     >>> from .solve import solve
     >>> chain = Graph.chain(50)
@@ -36,5 +36,5 @@ def predict(graph: Graph, solution: Solution, start: Point = ORTHOGONAL) -> tupl
         start,
         solution.sigma_w,
         solution.sigma_b,
-        rules_behind_depthwise(graph, phi, solution.sigma_w),
+        rules(graph, phi, solution.sigma_w),
     )

@@ -9,8 +9,9 @@ numbers to be normally distributed, as its maps assume.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from numbers import Real
 
 from .graph import Activation, Affine, Graph, GraphError, Sum, inputs_of
@@ -37,21 +38,23 @@ def normalised(graph: Graph, shortcut_weight: float | None = None) -> Graph:
 def normalised_weights(graph: Graph, shortcut_weight: float | None = None) -> Weights:
     r"""Weights for every sum, with squares that add up to 1.
 
-    Without a `shortcut_weight`, terms keep their proportions. With one, each sum with a shortcut,
-    which is the one term with the fewest activations behind it (or, if these are equal, layers),
+    Without a `shortcut_weight`, terms keep their proportions. With one, each sum with a shortcut
     becomes
 
     $$w\,x + \sqrt{1-w^2}\,\mathcal R(x)$$
 
-    where the other terms, if there are several, share what is left in their proportions.
+    A shortcut is a term that another one is computed from; or, where there is none, the one with
+    the fewest activations behind it (or, if these are equal, layers), such as a projection. Several
+    shortcuts, and several branches, share their weight in their proportions.
     """
     _demand_weight(shortcut_weight)
     inner = _inner_sums(graph)
-    depths = _depths(graph)
     leaves: dict[int, list[tuple[int, float]]] = {}  # the terms of a sum, seen through inner sums
+    parts: dict[int, dict[int, float]] = {}  # how much of independent nodes a sum has in it
     found: Weights = {}
     for index, node in enumerate(graph.nodes):
         if not isinstance(node, Sum):
+            parts[index] = {index: 1.0}
             continue
         leaves[index] = [
             (leaf, weight * factor)
@@ -59,11 +62,27 @@ def normalised_weights(graph: Graph, shortcut_weight: float | None = None) -> We
             for leaf, factor in (leaves[i] if i in inner else [(i, 1.0)])
         ]
         if index not in inner:
-            weights = [weight for _, weight in leaves[index]]
-            places = [depths[leaf] for leaf, _ in leaves[index]]
-            wanted = _wanted(weights, places, shortcut_weight)
-            _distribute(graph, index, wanted, inner, leaves, found)
+            wanted = _wanted(graph, leaves[index], shortcut_weight)
+            terms = zip((parts[leaf] for leaf, _ in leaves[index]), wanted, strict=True)
+            parts[index] = combined(terms)
+            # Terms that have a part in common, as x + (x + R(x)), do not add up like others.
+            norm = math.hypot(*parts[index].values()) or 1.0
+            parts[index] = {source: part / norm for source, part in parts[index].items()}
+            _distribute(graph, index, [w / norm for w in wanted], inner, leaves, found)
     return found
+
+
+def combined(terms: Iterable[tuple[Mapping[int, float], float]]) -> dict[int, float]:
+    """The sum of weighted combinations of nodes, as one combination.
+
+    >>> combined([({0: 1.0, 1: 2.0}, 3.0), ({1: 1.0}, 0.5)])
+    {0: 3.0, 1: 6.5}
+    """
+    total: dict[int, float] = {}
+    for parts, weight in terms:
+        for source, part in parts.items():
+            total[source] = total.get(source, 0.0) + weight * part
+    return total
 
 
 def in_residual_form(graph: Graph) -> Graph:
@@ -155,6 +174,7 @@ def _inner_sums(graph: Graph) -> set[int]:
     }
 
 
+@lru_cache(maxsize=4)
 def _depths(graph: Graph) -> list[tuple[int, int]]:
     """The most activations, and the most affine layers, between the input and each node."""
     depths: list[tuple[int, int]] = []
@@ -168,17 +188,43 @@ def _depths(graph: Graph) -> list[tuple[int, int]]:
     return depths
 
 
+@lru_cache(maxsize=4)
+def ancestors(graph: Graph) -> list[int]:
+    """The nodes that each one is computed from, itself included, as bits of a number."""
+    before: list[int] = []
+    for index, node in enumerate(graph.nodes):
+        own = 1 << index
+        for i in inputs_of(node):
+            own |= before[i]
+        before.append(own)
+    return before
+
+
 def _wanted(
-    weights: Sequence[float], depths: Sequence[tuple[int, int]], shortcut_weight: float | None
+    graph: Graph, leaves: Sequence[tuple[int, float]], shortcut_weight: float | None
 ) -> list[float]:
-    if shortcut_weight is None or depths.count(min(depths)) > 1 or len(weights) == 1:
-        return _unit(weights)
-    shortcut = depths.index(min(depths))
-    others = _unit([0.0 if k == shortcut else w for k, w in enumerate(weights)])
+    """Weights for the terms of a sum; a term that occurs again has all its weight at the first."""
+    total = combined(({leaf: 1.0}, weight) for leaf, weight in leaves)
+    once = [total.pop(leaf, 0.0) for leaf, _ in leaves]
+    nodes = [leaf for (leaf, _), weight in zip(leaves, once, strict=True) if weight]
+    shortcuts = _shortcuts(graph, nodes)
+    if shortcut_weight is None or not shortcuts:
+        return _unit(once)
+    short = [leaf in shortcuts for leaf, _ in leaves]
+    bypass = _unit([w if s else 0.0 for w, s in zip(once, short, strict=True)])
+    branch = _unit([0.0 if s else w for w, s in zip(once, short, strict=True)])
     rest = math.sqrt(1.0 - shortcut_weight**2)
-    wanted = [rest * w for w in others]
-    wanted[shortcut] = math.copysign(shortcut_weight, weights[shortcut])
-    return wanted
+    return [shortcut_weight * a + rest * b for a, b in zip(bypass, branch, strict=True)]
+
+
+def _shortcuts(graph: Graph, terms: Sequence[int]) -> set[int]:
+    """The terms that others are computed from; else the one with the least behind it, if any."""
+    before = ancestors(graph)
+    found = {a for a in terms for b in terms if a != b and before[b] >> a & 1}
+    if found or len(terms) < 2:
+        return found
+    depths = [_depths(graph)[term] for term in terms]
+    return set() if depths.count(min(depths)) > 1 else {terms[depths.index(min(depths))]}
 
 
 def _unit(weights: Sequence[float]) -> list[float]:

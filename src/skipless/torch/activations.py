@@ -161,7 +161,7 @@ class TReLU(ShapedActivation):
     $$\gamma\,(\max(x, 0) + \alpha \min(x, 0)), \qquad \gamma = \sqrt{2 / (1 + \alpha^2)}$$
 
     It saves what `nn.LeakyReLU` saves, its input, and passes over memory as often, once forwards
-    and once backwards. So tensors of 10 MB and more take the same time. Smaller ones, which stay in
+    and once backwards. So tensors of 16 MB and more take the same time. Smaller ones, which stay in
     the cache, take 1.1 to 1.25 times as long in eager mode on a CPU, for the call and the kernel's
     arithmetic: with 128 rows of 512, below 1 % of a step of the linear layer that feeds it. See
     `benchmarks/activation.py`.

@@ -18,12 +18,12 @@ from skipless.core.predict import predict
 from skipless.core.rescale import in_residual_form, normalised_weights, reweighted
 from skipless.core.solution import Solution
 from skipless.core.solve import solve
-from skipless.core.unmixed import unmixed
+from skipless.core.unmixed import dependent_sums, unmixed
 
 from .activations import ShapedActivation
 from .conversion import ConversionReport, ConvertedModel
-from .draw import draw_functional_
-from .init import initialize_
+from .draw import draw_
+from .reader import UnsupportedModelError
 from .rewrite import rewrite
 from .trace import read
 
@@ -61,7 +61,7 @@ def convert(
     >>> round(deep.skipless_report.predicted[-1].c, 6)
     0.9
     """
-    original, model = model, copy.deepcopy(model)
+    original, model = model, _copied(model)
     reading = read(model, example, dynamic=True)
     form = in_residual_form(reading.graph)
     weights = normalised_weights(form, shortcut_weight)
@@ -77,24 +77,36 @@ def convert(
     converted.train(original.training)
     _demand_same(graph, converted, example)
 
-    untouched = initialize_(
+    untouched = draw_(
         converted, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, generator=generator
     )
-    drawn = draw_functional_(converted, rewritten.functional, solution, generator)
     converted.skipless_report = ConversionReport(
         method,
         solution,
         graph,
         predict(graph, solution),
         tuple(rewritten.changes),
-        (*reading.notes.approximate, *_unmixed(graph)),
-        tuple(parameter for parameter in untouched if parameter not in drawn),
+        (*reading.notes.approximate, *_approximate(graph)),
+        tuple(untouched),
     )
     return converted
 
 
-def _unmixed(graph: Graph) -> list[str]:
-    return [f"activation of unweighted input at {graph.nodes[i].origin}" for i in unmixed(graph)]
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except RuntimeError as error:  # of tensors that are computed from parameters
+        raise UnsupportedModelError(
+            f"{type(model).__name__} was to be copied, but cannot be: {error}. Remove weight "
+            "normalisation and other reparametrisations first."
+        ) from error
+
+
+def _approximate(graph: Graph) -> list[str]:
+    return [
+        *(f"activation of unweighted input at {graph.nodes[i].origin}" for i in unmixed(graph)),
+        *(f"sum of dependent terms at {graph.nodes[i].origin}" for i in dependent_sums(graph)),
+    ]
 
 
 def _activation(

@@ -1,48 +1,66 @@
-"""Initial weights of layers that a model writes as functions of its own parameters."""
+"""Initial weights of a whole model, also of layers that it writes as functions of parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, fx, nn
 
-from skipless.core.solution import Solution
-
-from .init import delta_, scaled_uniform_orthogonal_, transposed_delta_
-from .operations import operation
+from .init import (
+    Distribution,
+    delta_,
+    gaussian_fan_in_,
+    initialize_,
+    scaled_uniform_orthogonal_,
+    transposed_delta_,
+)
+from .operations import AFFINE, operation, origin
 from .reader import UnsupportedModelError
 
 
-def draw_functional_(
+def draw_(
     model: nn.Module,
-    layers: Sequence[fx.Node],
-    solution: Solution,
+    *,
+    sigma_w: float = 1.0,
+    sigma_b: float = 0.0,
+    distribution: Distribution = "orthogonal",
     generator: torch.Generator | None = None,
-) -> set[str]:
-    """Names of the parameters drawn: weights and biases of `layers`, nodes of the model's graph."""
+) -> list[str]:
+    """Names of the parameters left as they were, after drawing all others in place.
+
+    As `initialize_`, and of a `torch.fx.GraphModule` also the weights of layers that are functions.
+    """
+    untouched = initialize_(
+        model,
+        sigma_w=sigma_w,
+        sigma_b=sigma_b,
+        distribution=distribution,
+        generator=generator,
+    )
     drawn: set[str] = set()
-    for node in layers:
+    nodes = model.graph.nodes if isinstance(model, fx.GraphModule) else ()
+    for node in nodes:
+        if node.op != "call_function" or operation(node) not in AFFINE:
+            continue
         given = _arguments(node)
         weight, bias = (_parameter(given.get(name)) for name in ("weight", "bias"))
         if weight is None:
             raise UnsupportedModelError(
-                f"{node.format_node()} multiplies by something that is no parameter of the model, "
-                "so that it cannot be drawn. Remove weight normalisation and the like, or write "
-                "the layer as nn.Linear or nn.Conv2d."
+                f"{origin(node)} computes {operation(node)} with something that is no parameter of "
+                "the model, so that it cannot be drawn. Remove weight normalisation and the like, "
+                "or write the layer as nn.Linear or nn.Conv2d."
             )
-        if weight in drawn:
-            continue
-        _draw_weight_(
-            operation(node), _attribute(model, weight), given, solution.sigma_w, generator
-        )
-        drawn.add(weight)
-        if bias is not None:
-            tensor = _attribute(model, bias)
-            noise = torch.randn(tensor.shape, generator=generator)
-            tensor.copy_(solution.sigma_b * noise)
-            drawn.add(bias)
-    return drawn
+        if weight not in drawn:
+            tensor = model.get_parameter(weight).detach()
+            _draw_weight_(operation(node), tensor, given, sigma_w, distribution, generator)
+        if bias is not None and bias not in drawn:
+            tensor = model.get_parameter(bias).detach()
+            device = tensor.device if generator is None else generator.device
+            noise = torch.randn(tensor.shape, generator=generator, device=device)
+            tensor.copy_(sigma_b * noise)
+        drawn.update(name for name in (weight, bias) if name is not None)
+    return [name for name in untouched if name not in drawn]
 
 
 def _arguments(node: fx.Node) -> Mapping[str, object]:
@@ -66,27 +84,32 @@ def _parameter(argument: object) -> str | None:
     return None
 
 
-def _attribute(model: nn.Module, name: str) -> Tensor:
-    return model.get_parameter(name).detach()
-
-
 def _draw_weight_(
     name: str,
     weight: Tensor,
     given: Mapping[str, object],
     gain: float,
+    distribution: Distribution,
     generator: torch.Generator | None,
 ) -> None:
     groups = given.get("groups", 1)
     assert isinstance(groups, int)
+    matrix = scaled_uniform_orthogonal_ if distribution == "orthogonal" else gaussian_fan_in_
     if name in ("mm", "addmm", "matmul"):
-        scaled_uniform_orthogonal_(weight.mT, gain, generator=generator)
+        matrix(weight.mT, gain, generator=generator)
     elif name.startswith("conv_transpose"):
         stride = given.get("stride", (1,))
         assert isinstance(stride, list | tuple)
         stride = stride[0] if len(stride) == 1 else stride
-        transposed_delta_(weight, gain, stride=stride, groups=groups, generator=generator)
+        transposed_delta_(
+            weight,
+            gain,
+            stride=stride,
+            groups=groups,
+            distribution=distribution,
+            generator=generator,
+        )
     elif name.startswith("conv"):
-        delta_(weight, gain, groups=groups, generator=generator)
+        delta_(weight, gain, groups=groups, distribution=distribution, generator=generator)
     else:
-        scaled_uniform_orthogonal_(weight, gain, generator=generator)
+        matrix(weight, gain, generator=generator)

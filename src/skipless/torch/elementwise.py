@@ -29,6 +29,8 @@ from skipless.core.activations import (
     softplus,
 )
 
+from .operations import operation
+
 Pointwise = Callable[[torch.Tensor], torch.Tensor]
 
 # Both signs, both sides of every kink in the table, and far enough out to tell tails apart.
@@ -56,7 +58,7 @@ def composed(
     constants: Mapping[fx.Node, torch.Tensor | None],
 ) -> Pointwise:
     """What `node` computes, as a function of the one tensor that `functions` are functions of."""
-    target = node.target
+    target, multiplies = node.target, operation(node).rstrip("_") == "mul"
     assert callable(target)
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -64,7 +66,9 @@ def composed(
             if a in functions:
                 f = functions[a]
                 return x if f is None else f(x)
-            return _number(constants[a])
+            number = _number(constants[a])
+            # A branch that starts at zero, as in ReZero, is one with a factor to be removed.
+            return torch.ones_like(number) if multiplies and number == 0.0 else number
 
         arguments = fx.map_arg(node.args, argument)
         keywords = fx.map_arg(node.kwargs, argument)

@@ -25,7 +25,8 @@ from skipless.core.network import Point
 from skipless.core.predict import predict
 from skipless.core.solution import Solution
 
-from .init import Distribution, initialize_
+from .draw import draw_
+from .init import Distribution
 from .replay import Array, Replay
 from .trace import read
 
@@ -37,13 +38,14 @@ def measure(
     inputs: Tensor,
     *,
     seeds: int | Iterable[int] | None = None,
-    draw: Callable[..., object] = initialize_,
+    draw: Callable[..., object] | None = None,
 ) -> Measurement:
     """The q and c values of `model` at every node of its graph, averaged over pairs and locations.
 
     Samples 0 and 1 of the batch `inputs` are a pair, as are 2 and 3, and so on. The weights are
     those that the model has. With `seeds`, a number of them or the seeds themselves, they are drawn
     anew for each by `draw(model, generator=...)`, in a copy; then standard errors are over seeds.
+    Without `draw`, that is as for the solution of a converted model, or as `initialize_` does.
     The model is measured in evaluation mode, and left as it was.
 
     A linear layer with orthonormal rows and columns keeps both values:
@@ -61,7 +63,7 @@ def measure(
     network = model if seeds is None else copy.deepcopy(model)
     with _evaluating(network):
         replay = Replay(read(network, inputs))
-        q, c = _samples(partial(replay, inputs), _draws(network, seeds, draw))
+        q, c = _samples(partial(replay, inputs), _draws(network, seeds, draw or _law(model)))
     return Measurement.of(replay.graph, q, c)
 
 
@@ -113,7 +115,7 @@ def check(
         )
     network = copy.deepcopy(model)
     law = partial(
-        initialize_, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, distribution=distribution
+        draw_, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, distribution=distribution
     )
     with _evaluating(network):
         stand_in = example[:1].expand(2 * pairs * len(cosines), *example.shape[1:]).clone()
@@ -168,9 +170,20 @@ def pair_inputs(
     return vectors.reshape(2 * pairs, *sizes).expand(-1, *shape).float().contiguous()
 
 
+def _law(model: nn.Module) -> Callable[..., object]:
+    solution = _known_solution(model)
+    if solution is None:
+        return draw_
+    return partial(draw_, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b)
+
+
+def _known_solution(model: nn.Module) -> Solution | None:
+    return getattr(getattr(model, "skipless_report", None), "solution", None)
+
+
 def _solution_of(model: nn.Module) -> Solution:
-    solution = getattr(getattr(model, "skipless_report", None), "solution", None)
-    if not isinstance(solution, Solution):
+    solution = _known_solution(model)
+    if solution is None:
         raise ValueError(
             f"{type(model).__name__} was to be checked, but it does not say which solution shaped "
             "it. Pass the solution, or a model that `convert` returned."

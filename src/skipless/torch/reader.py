@@ -20,6 +20,7 @@ from skipless.core.graph import Graph, GraphBuilder
 
 from .activations import ShapedActivation
 from .elementwise import Pointwise, Recognised, composed, constant, recognise
+from .memory import Memory
 from .normalize import PerLocationNormalization
 from .operations import (
     AFFINE,
@@ -36,10 +37,8 @@ from .operations import (
     size,
 )
 
-# Where the operators of convolution have their number of groups, and how many channels a group
-# needs for its sums of weighted numbers to be about normal.
-_GROUPS = 6
-_FEW = 16
+_GROUPS = 6  # where the operators of convolution have their number of groups
+_FEW = 16  # channels in a group do not make their weighted sums normal
 _ARITHMETIC = ("add", "sub", "mul", "div")
 Kind = Literal["input", "affine", "norm", "move", "concat", "sum", "activation", "scale"]
 
@@ -83,7 +82,7 @@ class Reader:
     """Reads an exported program of `model` into a graph, and keeps the steps."""
 
     def __init__(self, model: nn.Module, program: ExportedProgram) -> None:
-        self.modules = dict(model.named_modules())
+        self.modules = dict(model.named_modules(remove_duplicate=False))
         self.program = program
         self.builder = GraphBuilder()
         self.notes = Notes()
@@ -94,7 +93,9 @@ class Reader:
         self._constants: dict[fx.Node, torch.Tensor | None] = {}
         self._activations: dict[tuple[fx.Node, object], int] = {}
         self._narrow: set[int] = set()
+        self._used: set[fx.Node] = set()  # weights
         self._overwritten: dict[fx.Node, fx.Node] = {}  # by an operation in place
+        self._memory = Memory()
 
     def read(self) -> Graph:
         specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
@@ -122,11 +123,13 @@ class Reader:
     def _finish(self, node: fx.Node) -> None:
         (results,) = node.args
         assert isinstance(results, (list, tuple))
-        tensors = [r for r in results if isinstance(r, fx.Node) and r in self._values]
-        if len(tensors) != 1:
+        nodes = [r for r in results if isinstance(r, fx.Node)]
+        tensors = [r for r in nodes if r in self._values]
+        if len(tensors) != 1 or len(nodes) != 1:
             raise UnsupportedModelError(
-                f"The model returns {len(tensors)} tensors that depend on its input, but the "
-                "theory knows networks with one output. Wrap it in a module that returns one."
+                f"The model returns {len(nodes)} tensors, {len(tensors)} of which depend on its "
+                "input, but the theory knows networks with one output. Wrap it in a module that "
+                "returns one."
             )
         self.output = self._latest(tensors[0])
         last = self._at(self.output, node)
@@ -143,7 +146,14 @@ class Reader:
             return
         name = operation(node)
         self._read(node, name.rstrip("_"), inputs)
+        self._memory.follow(node, inputs[0], name)
         if name.endswith("_") and node.args[0] in self._values:
+            if (reader := self._memory.read_later(node, inputs[0])) is not None:
+                raise UnsupportedModelError(
+                    f"{origin(node)} computes {name} in place, and what it changes is read later, "
+                    f"at {origin(reader)}, under another name. Write it out of place: without the "
+                    "trailing underscore, or with inplace=False."
+                )
             self._overwritten[inputs[0]] = node
 
     def _latest(self, node: fx.Node) -> fx.Node:
@@ -204,6 +214,10 @@ class Reader:
         self._set(node, "affine", index, inputs)
         if channels < _FEW and not depthwise:
             self._narrow.add(index)
+        weights = [a for a in self.inputs[node] if a.op == "placeholder" and a in self._constants]
+        if weights and weights[0] in self._used:
+            self.notes.approximate.append(f"weights used again at {origin(node)}")
+        self._used.update(weights)
 
     def _concat(self, node: fx.Node) -> None:
         parts, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
@@ -217,9 +231,8 @@ class Reader:
             )
         widths = [float(size(t, dim)) for t in tensors]
         indices = [self._at(t, node) for t in tensors]
-        self._set(
-            node, "concat", self.builder.concat(indices, widths, origin=origin(node)), tensors
-        )
+        index = self.builder.concat(indices, widths, origin=origin(node))
+        self._set(node, "concat", index, tensors)
 
     def _pointwise(self, node: fx.Node, name: str, inputs: Sequence[fx.Node]) -> None:
         """A function of one tensor stays one; different tensors may be added, and no more."""
@@ -228,7 +241,7 @@ class Reader:
             if into[1] != out_of[1] and (self._is_shaped(into[0]) or self._is_shaped(out_of[0])):
                 self._at(i, node)
         places = {self._values[i].place for i in inputs}
-        if name in _ARITHMETIC and self._is_input(inputs):
+        if name in _ARITHMETIC and self._is_input(node, inputs):
             self._set(node, "input", 0, inputs)
         elif len(places) == 1:
             self._values[node] = self._composed(node)
@@ -252,23 +265,17 @@ class Reader:
                 f"{origin(node)} adds a tensor to a rearrangement of itself, and the theory knows "
                 "sums of independent branches only. Put a layer with weights into one of them."
             )
-        if not any(self._is_fresh(i) for i in inputs):
-            self.notes.approximate.append(f"sum of dependent branches at {origin(node)}")
         scaled = [w * s for w, (_, s) in zip(weights, terms, strict=True)]
         self._set(node, "sum", self.builder.sum(indices, scaled, origin=origin(node)), inputs)
 
     def _is_shaped(self, path: str) -> bool:
         return isinstance(self.modules.get(path), ShapedActivation)
 
-    def _is_input(self, inputs: Sequence[fx.Node]) -> bool:
-        """Whether this is the network's input, which constants may standardise."""
-        return len(inputs) == 1 and self._values[inputs[0]] == Value(0, inputs[0])
-
-    def _is_fresh(self, tensor: fx.Node) -> bool:
-        """Whether nothing but moves lies between `tensor` and weights of its own."""
-        while self.steps[tensor].kind in ("move", "norm"):
-            tensor = self.steps[tensor].inputs[0]
-        return self.steps[tensor].kind == "affine"
+    def _is_input(self, node: fx.Node, inputs: Sequence[fx.Node]) -> bool:
+        """Whether this is the input, which constants may standardise, and not a term of a sum."""
+        terms = [user for user in node.users if operation(user).rstrip("_") in ("add", "sub")]
+        summed = any(len(set(u.all_input_nodes) - set(self._constants)) > 1 for u in terms)
+        return not summed and len(inputs) == 1 and self._values[inputs[0]] == Value(0, inputs[0])
 
     def _composed(self, node: fx.Node) -> Value:
         """The operation of `node` as a function of the one tensor that its inputs depend on."""

@@ -5,7 +5,7 @@ In names of dimensions, `_p` runs over pairs, `_l` over locations and `_c` over 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from .trace import Reading
 Array = npt.NDArray[np.float64]
 
 _ACT_ON_THE_LAST_DIMENSION = {"linear", "addmm", "mm", "matmul"}
+_RESHAPES = {"view", "reshape", "_unsafe_view", "unflatten"}
 _PERMUTATIONS = {"permute", "transpose", "t", "movedim", "swapaxes", "numpy_T"}
 
 
@@ -132,8 +133,15 @@ def _input_channels(reading: Reading) -> int:
 def _channel_dims(reading: Reading, of_input: int) -> dict[fx.Node, int]:
     """The dimension of channels of each recorded tensor that is a node of the graph."""
     dims: dict[fx.Node, int] = {}
+    counts: dict[fx.Node, int] = {}  # of channels, by which reshaped ones are found again
     for tensor, step in reading.steps.items():
         dims[tensor] = of_input if step.kind == "input" else _channels_of(tensor, step, dims)
+        if step.kind != "move":
+            counts[tensor] = _sizes(tensor)[min(dims[tensor], _dimensions(tensor) - 1)]
+            continue
+        counts[tensor] = counts[step.inputs[0]]
+        if operation(tensor) in _RESHAPES and counts[tensor] in _sizes(tensor)[1:]:
+            dims[tensor] = _nearest(_sizes(tensor), counts[tensor], dims[tensor])
     observed = {tensor for tensor, _ in reading.tensors().values()}
     return {tensor: dim for tensor, dim in dims.items() if tensor in observed}
 
@@ -156,6 +164,17 @@ def _affine_channels(tensor: fx.Node) -> int:
     return max(_dimensions(tensor) - 1, 1) if last else 1
 
 
-def _dimensions(tensor: fx.Node) -> int:
+def _nearest(sizes: Sequence[int], count: int, dim: int) -> int:
+    """The dimension of that size, but that of the batch: `dim` itself, or the first one."""
+    if dim < len(sizes) and sizes[dim] == count:
+        return dim
+    return list(sizes).index(count, 1)
+
+
+def _sizes(tensor: fx.Node) -> tuple[int, ...]:
     value = tensor.meta["val"]
-    return (value[0] if isinstance(value, list | tuple) else value).dim()
+    return tuple((value[0] if isinstance(value, list | tuple) else value).shape)
+
+
+def _dimensions(tensor: fx.Node) -> int:
+    return len(_sizes(tensor))

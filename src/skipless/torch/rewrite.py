@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from skipless.core.graph import Graph, Sum
 
@@ -35,11 +36,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """The new graph with its parts, its functional layers, and what is different."""
+    """The new graph with its parts, and what is different."""
 
     graph: fx.Graph
     parts: dict[str, nn.Module | torch.Tensor]
-    functional: list[fx.Node] = field(default_factory=list[fx.Node])
     changes: list[Change] = field(default_factory=list[Change])
 
 
@@ -63,8 +63,8 @@ def rewrite(
             writer.write(node)
     writer.give_biases(needed)
     writer.list_the_dropped(needed)
-    writer.new.output(writer.use(reading.output))
-    return Rewritten(writer.new, writer.parts, writer.functional, writer.changes)
+    writer.write_output()
+    return Rewritten(writer.new, writer.parts, writer.changes)
 
 
 class _Term:
@@ -98,7 +98,7 @@ class _Writer:
         weights: Mapping[int, Sequence[float]],
         activation: Callable[[], nn.Module],
     ) -> None:
-        self.modules = dict(model.named_modules())
+        self.modules = dict(model.named_modules(remove_duplicate=False))
         self.tensors: dict[str, Any] = {
             **reading.program.constants,
             **dict(model.named_buffers(remove_duplicate=False)),
@@ -113,7 +113,6 @@ class _Writer:
         }
         self.new = fx.Graph()
         self.parts: dict[str, nn.Module | torch.Tensor] = {}
-        self.functional: list[fx.Node] = []
         self.changes: list[Change] = []
         self._written: dict[fx.Node, fx.Node] = {}
         self._activated: dict[int, fx.Node] = {}
@@ -282,8 +281,6 @@ class _Writer:
             self._written[node] = self._module(place, build, step.inputs)
         else:
             self._written[node] = self._copy(node)
-            if step.kind == "affine":
-                self.functional.append(self._written[node])
 
     def _free(self, name: str) -> str:
         taken = {*self.parts, *self.modules}
@@ -304,7 +301,11 @@ class _Writer:
 
         arguments = fx.map_arg(node.args, argument)
         keywords = fx.map_arg(node.kwargs, argument)
-        return self.new.call_function(_out_of_place(node.target), arguments, keywords)
+        copied = self.new.call_function(_out_of_place(node.target), arguments, keywords)
+        copied.meta = {
+            k: v for k, v in node.meta.items() if k in ("nn_module_stack", "stack_trace")
+        }
+        return copied
 
     def give_biases(self, needed: set[fx.Node]) -> None:
         """A shift that normalisation had is left to the layers around it, which may lack one."""
@@ -312,6 +313,16 @@ class _Writer:
             path = self._layer(node)
             if path is not None and give_bias_(self.modules[path]):
                 self._changed("bias added", node)
+
+    def write_output(self) -> None:
+        """The output in the structure that the model gives it, such as a dictionary."""
+        (results,) = next(reversed(self.reading.program.graph.nodes)).args
+        assert isinstance(results, list | tuple)
+        output = self.use(self.reading.output)
+        values = [output if isinstance(result, fx.Node) else result for result in results]
+        spec = self.reading.program.call_spec.out_spec
+        assert spec is not None
+        self.new.output(pytree.tree_unflatten(values, spec))
 
     def list_the_dropped(self, needed: set[fx.Node]) -> None:
         for node, step in self.reading.steps.items():

@@ -249,8 +249,11 @@ def _functional_layer(node: fx.Node, name: str, x: fx.Node) -> Role:
         return Opaque()
     # What is called without a bias is given one beside its weight, if need be.
     names = (str(weight.target), str(bias.target if bias else f"{weight.target}_bias"))
+    if name.startswith("conv_transpose"):
+        groups = argument(node, 6, "groups", 1)
+        return Affine(x, *names, shift=False, transposed_groups=groups)
     padded = name != "linear" and _nonzero(argument(node, 4, "padding", 0))
-    return Affine(x, *names, not padded and not name.startswith("conv_transpose"))
+    return Affine(x, *names, shift=not padded)
 
 
 def _arithmetic(model: nn.Module, node: fx.Node, name: str) -> Role:

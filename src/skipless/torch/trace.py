@@ -7,8 +7,9 @@ the source line that it came from; `reader` reads that record from input to outp
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +65,11 @@ def read(model: nn.Module, example: torch.Tensor, *, dynamic: bool = False) -> R
 
     With `dynamic`, sizes that the model does not fix are left open, such as that of the batch.
     """
+    if not isinstance(model, nn.Module) or not isinstance(example, torch.Tensor):
+        raise TypeError(
+            "A model is read with an example of its input, an nn.Module and a tensor; found "
+            f"{type(model).__name__} and {type(example).__name__}."
+        )
     program = _dynamic_export(model, example) if dynamic else _export(model, example)
     reader = Reader(model, program)
     graph = reader.read()
@@ -86,7 +92,7 @@ def _dynamic_export(model: nn.Module, example: torch.Tensor) -> ExportedProgram:
 def _export(
     model: nn.Module, example: torch.Tensor, sizes: tuple[Mapping[int, object]] | None = None
 ) -> ExportedProgram:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")
         try:
             return torch.export.export(model, (example,), dynamic_shapes=sizes, strict=False)
@@ -97,3 +103,14 @@ def _export(
                 f"{tuple(example.shape)}, but torch.export cannot record it: {reason}. Check that "
                 "model(example) runs, and that no tensor's values decide its course."
             ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No log of what torch.export tries: the error that comes of it says what is the matter."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
