@@ -30,8 +30,9 @@ check: .venv/.dev  ## format, lint and types
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: .venv/.bench  ## time the solver, beside its peer
+bench: .venv/.bench  ## time the solver, beside its peer, and TReLU, beside LeakyReLU
 	$(BIN)/python benchmarks/solver.py
+	$(BIN)/python benchmarks/activation.py
 
 docs: .venv/.docs  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

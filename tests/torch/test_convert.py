@@ -544,3 +544,24 @@ def test_layers_written_as_functions_are_drawn_for_every_seed_of_a_check() -> No
     assert measure(model, torch.randn(4, 64), seeds=3).nodes[1].q.mean == pytest.approx(
         2.0, rel=0.5
     )
+
+
+def test_sizes_that_the_model_computes_stay_computed() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, 2, 1)
+            self.fc = nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a = F.relu(self.a(x))
+            b = F.interpolate(F.relu(self.b(a)), size=a.shape[-2:], mode="nearest")
+            x = torch.cat([a, b], 1)
+            return self.fc(F.adaptive_avg_pool2d(x, 1).view(x.size(0), -1))
+
+    model = convert(Net(), IMAGE, SHALLOW)
+    phi, conv_a, conv_b, fc = (model.get_submodule(n) for n in ("activation", "a", "b", "fc"))
+    for x in (IMAGE, torch.randn(3, 3, 12, 20), torch.randn(1, 3, 6, 6)):
+        a = phi(conv_a(x))
+        b = F.interpolate(phi(conv_b(a)), size=a.shape[-2:])
+        torch.testing.assert_close(model(x), fc(torch.cat([a, b], 1).mean((2, 3))))

@@ -37,6 +37,12 @@ POINTWISE = {
     "tanhshrink", "softsign", "logaddexp", "zeros_like", "ones_like", "full_like", "prelu",
     "_prelu_kernel",
 }  # fmt: skip
+WITHOUT_SIZES = {
+    *AFFINE, *NORMS, *POINTWISE, *CONCATENATIONS, "add", "sub", "mul", "div", "flatten", "dropout",
+    "feature_dropout", "mean", "transpose", "permute", "t", "squeeze", "unsqueeze", "contiguous",
+    "clone", "detach", "to", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d", "adaptive_avg_pool3d", "chunk", "getitem",
+}  # fmt: skip
 # What has no maps: of what kind it is, and what can be done.
 _APART = "shape the parts before and after it on their own"
 UNKNOWN = ("", f"Leave it out of the traced module, or {_APART}.")

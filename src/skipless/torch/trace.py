@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 
 from skipless.core.graph import Graph
 
+from .operations import WITHOUT_SIZES, called_module, operation
 from .reader import Notes, Reader, Step, UnsupportedModelError
 
 
@@ -81,12 +82,26 @@ def _dynamic_export(model: nn.Module, example: torch.Tensor) -> ExportedProgram:
     """The record with as many sizes left open as torch.export manages: all, the batch's, none."""
     # A size of one is taken for a constant.
     batch = torch.cat([example, example]) if example.shape[0] == 1 else example
+    program = _export(model, batch)
+    if _sizes_are_open(model, program):  # which saves the time of a symbolic record
+        return program
     open_dims = [dim for dim, size in enumerate(batch.shape) if size > 1]
     for dims in (open_dims, open_dims[:1]):
         # A second try within `except`, with the first one's frames alive, would fail like it.
         with contextlib.suppress(UnsupportedModelError):
             return _export(model, batch, (dict.fromkeys(dims, Dim.AUTO),))
-    return _export(model, example)
+    return program
+
+
+def _sizes_are_open(model: nn.Module, program: ExportedProgram) -> bool:
+    """Whether no recorded operation was given a size of the example, as `view(2, -1)` is."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    return all(
+        operation(node).rstrip("_") in WITHOUT_SIZES
+        or type(modules.get(called_module(node)[0])).__module__.startswith("torch.nn.modules")
+        for node in calls
+    )
 
 
 def _export(
