@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,15 +22,6 @@ from skipless.torch.normalize import normalize_per_location, normalize_per_sampl
 
 SEEDS = 60
 SHAPES = [(5, 5), (3, 5), (5, 3), (1, 4), (4, 1)]  # (m, k)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small matrices gain nothing from more threads, and on a busy machine lose much."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -34,9 +34,9 @@ from skipless.core.solve import solve
 from skipless.report.kernel_error import draw_kernels
 from skipless.report.tables import table
 from skipless.torch import check
-from skipless.torch.init import Distribution
+from skipless.torch.init import Distribution, threads
 
-from .widths import mlp, one_thread, panel
+from .widths import mlp, panel
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def kernel_error(
     """Networks of one width, checked at the given scale."""
     solution = solve(Graph.chain(scale.depth), setting.method, setting.activation)
     model = mlp(scale.depth, width, solution)
-    with one_thread():
+    with threads(1):
         found = check(
             model,
             torch.zeros(1, width),

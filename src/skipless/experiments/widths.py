@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,7 @@ from skipless.core.solution import Solution
 from skipless.core.solve import solve
 from skipless.report.kernel_error import KernelCurve, KernelPanel, draw_kernels
 from skipless.torch import ShapedActivation, check
-from skipless.torch.init import Distribution
+from skipless.torch.init import Distribution, threads
 
 from .c_maps import usual_activation
 from .factories import imported, made
@@ -167,7 +167,7 @@ def check_widths(
         label = "measuring" if width is None else f"width {width}"
         with (
             progress(range(seeds), label) as numbers,
-            one_thread() if family.small else nullcontext(),
+            threads(1) if family.small else nullcontext(),  # others would only wait
         ):
             checks[width] = check(
                 subject.model,
@@ -247,14 +247,3 @@ def _row(row: Comparison) -> dict[str, object]:
 def _layers(found: Check) -> list[Comparison]:
     """The input, and what comes out of every activation."""
     return [row for row in found.comparisons if row.measured.kind in ("Input", "Activation")]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """A single thread for what follows: on layers of a few hundred units others only wait."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

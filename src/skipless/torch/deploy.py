@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from .activations import ShapedActivation
 from .gauges import solve_gauges
-from .operations import operation
+from .operations import operation, out_of_place
 from .regauge import Rewriting
 from .roles import module, plain_operation, read_roles
 
@@ -181,7 +181,7 @@ def _make_functional(model: fx.GraphModule, node: fx.Node) -> None:
     elif "inplace" in node.kwargs:
         node.update_kwarg("inplace", False)
     elif isinstance(target, torch._ops.OpOverload):
-        node.target = getattr(getattr(torch.ops.aten, name), target._overloadname)
+        node.target = out_of_place(target)
     elif isinstance(target, str):
         node.target = name
     else:

@@ -156,7 +156,7 @@ def _relate_scales(scales: Equations, node: fx.Node, role: Role) -> None:
         case Affine():
             scales.take(0.0, (-1.0, (role.weight, "output")), (1.0, node))
         case Shaped():
-            input_scale, _, output_scale, _ = affine_constants(role)
+            input_scale, _, output_scale, _ = _affine_constants(role)
             if _homogeneous(role.activation.function):
                 both = math.log(input_scale) + math.log(output_scale)
                 scales.take(both, (-1.0, slots[0]), (1.0, node))
@@ -189,14 +189,14 @@ def _relate_shifts(shifts: Equations, node: fx.Node, role: Role) -> None:
             if not role.shift:
                 shifts.take(0.0, (1.0, slots[0]))
         case Shaped():
-            input_scale, input_shift, output_scale, output_shift = affine_constants(role)
+            input_scale, input_shift, output_scale, output_shift = _affine_constants(role)
             shifts.take(-input_shift / input_scale, (1.0, slots[0]))
             shifts.take(output_scale * output_shift, (1.0, node))
         case _:
             assert_never(role)
 
 
-def affine_constants(role: Shaped) -> Iterator[float]:
+def _affine_constants(role: Shaped) -> Iterator[float]:
     """The constants around φ: input scale and shift, output scale and shift."""
     names = {"input_scale": 1.0, "input_shift": 0.0, "output_scale": 1.0, "output_shift": 0.0}
     return (role.activation.constants.get(name, default) for name, default in names.items())

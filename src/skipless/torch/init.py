@@ -194,7 +194,7 @@ class _Law:
         match self.distribution:
             case "orthogonal":
                 tall = self.normal((count, max(m, k), min(m, k)), like)
-                with _threads(1 if min(m, k) <= _SMALL else torch.get_num_threads()):
+                with threads(1 if min(m, k) <= _SMALL else torch.get_num_threads()):
                     q, r = torch.linalg.qr(tall)
                 # Q is uniform only beside an R of positive diagonal; LAPACK's has other signs.
                 diagonal = r.diagonal(dim1=1, dim2=2).unsqueeze(1)
@@ -208,7 +208,8 @@ class _Law:
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
+def threads(number: int) -> Iterator[None]:
+    """That many threads for what follows."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

@@ -9,10 +9,10 @@ from torch import fx, nn
 from .operations import called_module
 from .reader import Step
 
-_CONVOLUTIONS = (
-    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
-)  # fmt: skip
-_STOCK = {cls.forward for cls in (nn.Linear, *_CONVOLUTIONS)}
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_STOCK_LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
+_STOCK_FORWARDS = {cls.forward for cls in _STOCK_LAYERS}
 
 
 def module_of_layer(
@@ -26,9 +26,9 @@ def module_of_layer(
     module = modules.get(path)
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return path
-    if not isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or type(module).forward not in _STOCK:
+    if not isinstance(module, _STOCK_LAYERS) or type(module).forward not in _STOCK_FORWARDS:
         return None
-    if isinstance(module, _CONVOLUTIONS) and module.padding_mode != "zeros":
+    if isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)) and module.padding_mode != "zeros":
         return None  # which is an operation before the convolution
     weight = node.args[1] if len(node.args) > 1 else None
     own = isinstance(weight, fx.Node) and parameters.get(weight.name) == f"{path}.weight"
@@ -57,7 +57,7 @@ def layers_at_norms(steps: Mapping[fx.Node, Step], needed: Collection[fx.Node]) 
 
 def give_bias_(layer: nn.Module) -> bool:
     """Whether `layer` had no bias, and has one of zeros now."""
-    assert isinstance(layer, (nn.Linear, *_CONVOLUTIONS))
+    assert isinstance(layer, _STOCK_LAYERS)
     if layer.bias is not None:
         return False
     width = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import fx
@@ -70,6 +71,16 @@ def operation(node: fx.Node) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.name.split("::")[-1]
     return getattr(target, "__name__", str(target))
+
+
+def out_of_place(target: Any) -> Any:
+    """The same operator without the effect of writing into its first argument."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return target
+    name = target._schema.name.split("::")[-1]
+    if not name.endswith("_") or name.startswith("_"):
+        return target
+    return getattr(getattr(torch.ops.aten, name.rstrip("_")), target._overloadname)
 
 
 def called_module(node: fx.Node) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from skipless.core.graph import Graph, Sum
 
 from .layers import give_bias_, layers_at_norms, module_of_layer
 from .normalize import PerLocationNormalization
-from .operations import called_module, operation, origin
+from .operations import called_module, operation, origin, out_of_place
 from .reader import Step
 from .trace import Reading
 
@@ -301,7 +301,7 @@ class _Writer:
 
         arguments = fx.map_arg(node.args, argument)
         keywords = fx.map_arg(node.kwargs, argument)
-        copied = self.new.call_function(_out_of_place(node.target), arguments, keywords)
+        copied = self.new.call_function(out_of_place(node.target), arguments, keywords)
         copied.meta = {
             k: v for k, v in node.meta.items() if k in ("nn_module_stack", "stack_trace")
         }
@@ -335,13 +335,3 @@ class _Writer:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def _out_of_place(target: Any) -> Any:
-    if not isinstance(target, torch._ops.OpOverload):
-        return target
-    name = target._schema.name.split("::")[-1]
-    if not name.endswith("_") or name.startswith("_"):
-        return target
-    packet = getattr(torch.ops.aten, name.rstrip("_"))
-    return getattr(packet, target._overloadname)

@@ -15,6 +15,7 @@ from typing import Any, assert_never
 from torch import Tensor, fx, nn
 
 from .activations import ShapedActivation
+from .layers import CONVOLUTIONS, TRANSPOSED
 from .operations import APPROXIMATE_MOVES, MOVES, operation
 
 
@@ -77,8 +78,6 @@ class Shaped:
 
 Role = Opaque | Blind | Passes | Sum | Times | Plus | Affine | Shaped
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 _RECTIFIERS = (nn.ReLU, nn.LeakyReLU, nn.PReLU)
 _ZERO_PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
@@ -106,8 +105,7 @@ _PARTS = {"chunk", "split", "split_with_sizes", "unbind"}  # which give tuples
 _PASSING = (
     MOVES - _DROPOUTS - _POOLS - _PADS - {"to", "_to_copy"}
     | {name for name in APPROXIMATE_MOVES if not name.startswith("adaptive")}
-    | {"interpolate", "getitem", "repeat", "flip", "roll"}
-    | {"swapaxes", "swapdims", "moveaxis", "tile"}
+    | {"interpolate", "swapdims", "moveaxis", "tile"}
 )  # fmt: skip
 _SCALE_ONLY = {"relu", "leaky_relu", "prelu", "sum"}
 _SHAPES = {"size", "dim", "numel", "sym_size", "sym_numel", "ndimension", "_assert_tensor_metadata"}
@@ -192,7 +190,7 @@ def _role_of_module(called: nn.Module, path: str, x: fx.Node) -> Role:
         scales = [called.constants.get(name, 1.0) for name in ("input_scale", "output_scale")]
         return Shaped(x, called) if min(scales) > 0.0 else Opaque()
     kind = type(called)  # for a subclass may compute anything
-    if kind is nn.Linear or kind in _CONVOLUTIONS or kind in _TRANSPOSED:
+    if kind is nn.Linear or kind in CONVOLUTIONS or kind in TRANSPOSED:
         # A weight that is itself computed, as under `parametrize`, is not there to be changed.
         return _layer(called, path, x) if "weight" in called._parameters else Opaque()
     if kind in _AVERAGES:
@@ -206,7 +204,7 @@ def _role_of_module(called: nn.Module, path: str, x: fx.Node) -> Role:
 
 def _layer(layer: nn.Module, path: str, x: fx.Node) -> Affine:
     names = (f"{path}.weight", f"{path}.bias")
-    if isinstance(layer, _TRANSPOSED):
+    if isinstance(layer, TRANSPOSED):
         # Where each input pixel is stamped onto the output, the shift shows the stamp, unless the
         # padding crops all but those outputs that see the whole kernel.
         sizes = (layer.stride, layer.output_padding, layer.padding, layer.dilation)
@@ -216,7 +214,7 @@ def _layer(layer: nn.Module, path: str, x: fx.Node) -> Affine:
         )
         return Affine(x, *names, whole, layer.groups)
     # Zeros around the input stay zeros when the input is shifted; copies of the input do not.
-    zeros = isinstance(layer, _CONVOLUTIONS) and layer.padding_mode == "zeros"
+    zeros = isinstance(layer, CONVOLUTIONS) and layer.padding_mode == "zeros"
     return Affine(x, *names, not (zeros and _nonzero(layer.padding)))
 
 
