@@ -1,0 +1,91 @@
+"""What a run leaves on disk: `run.json`, how it was set up, and `metrics.jsonl`, what it measured.
+
+Each line of `metrics.jsonl` is an object with a `kind` ("train", "validation", "average"), the
+`step` that it was measured after, and numbers by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+Json = str | int | float | bool | None | list["Json"] | dict[str, "Json"]
+
+RUN = "run.json"
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run, read back from its folder."""
+
+    folder: Path
+    run: dict[str, Json]
+    metrics: tuple[dict[str, Json], ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> Record:
+        """The record in `folder`; a last line that was cut off while being written is left out."""
+        path = folder / RUN
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"A run was looked for in {folder}, but there is no {RUN}. Name the folder that "
+                "was given as --output."
+            )
+        try:
+            run = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}. Restore it, or train anew.") from None
+        return cls(folder, run, tuple(_rows(folder / METRICS)))
+
+    def series(self, kind: str, name: str) -> tuple[list[int], list[float]]:
+        """Steps and values of one number, of all rows of a kind that have it."""
+        rows = [row for row in self.metrics if row["kind"] == kind and name in row]
+        return [int(str(row["step"])) for row in rows], [float(str(row[name])) for row in rows]
+
+
+class Journal:
+    """Writes the metrics of a run, one line at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / METRICS
+
+    def append(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
+        """Write one line, and hand it to the operating system at once."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+
+    def rewind(self, step: int) -> None:
+        """Forget what was measured after `step`, as a run that goes on from there needs."""
+        rows = [row for row in _rows(self.path) if int(str(row["step"])) <= step]
+        write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_run(folder: Path, run: Mapping[str, Json]) -> None:
+    """Write `run.json` into `folder`."""
+    write_atomically(folder / RUN, json.dumps(run, indent=2) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that is there as a whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _rows(path: Path) -> Iterator[dict[str, Json]]:
+    """The lines of a journal, as far as they are whole."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                return
