@@ -1,4 +1,4 @@
-"""The command line: parses, calls one function, prints."""
+"""Commands about the kernel of a network: solve, plot, check."""
 
 from __future__ import annotations
 
@@ -12,64 +12,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from skipless import __version__
+from skipless.experiments.methods import METHODS, TARGETS, MethodName, flag, method_of
+
+from .targets import target_options
 
 if TYPE_CHECKING:
     from skipless.core.graph import Graph
-    from skipless.core.methods import Method
 
-MethodName = Literal["tat", "dks", "eoc"]
 LawName = Literal["orthogonal", "gaussian"]
-_METHODS: tuple[MethodName, ...] = ("tat", "dks", "eoc")
 _LAWS: tuple[LawName, ...] = ("orthogonal", "gaussian")
 _WIDTHS = "A width; give it several times.  [default: 30, 100, 300 for mlp]"
 _MOST_LAYERS = 100_000
 
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; 0 if all went well, 2 for bad input, told in one line on stderr.
-
-    A check that finds a disagreement returns 1.
-    """
-    try:
-        return skipless.main(arguments, prog_name="skipless", standalone_mode=False) or 0
-    except click.exceptions.NoArgsIsHelpError as help_:
-        click.echo(help_.format_message())
-    except click.ClickException as error:
-        return _fail(error.format_message())
-    except (ValueError, ArithmeticError, OSError, ImportError) as error:
-        return _fail(str(error))
-    except click.Abort:
-        return _fail("stopped")
-    return 0
-
-
-def _fail(message: str) -> int:
-    click.echo(f"skipless: {' '.join(message.split())}", err=True)
-    return 2
-
-
-def _target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(
-        (
-            click.option("--eta", type=float, help="TAT, leaky ReLU: C_f(0).  [default: 0.9]"),
-            click.option(
-                "--tau", type=float, help="TAT, smooth activations: C_f''(1).  [default: 0.3]"
-            ),
-            click.option("--zeta", type=float, help="DKS: C_f'(1).  [default: 1.5]"),
-            click.option("--sigma-b", type=float, help="EOC: scale of the biases.  [default: 0]"),
-            click.option(
-                "--clamp", is_flag=True, help="Take the nearest target within reach, and say so."
-            ),
-        )
-    ):
-        command = option(command)
-    return command
-
-
 _method_option = click.option(
     "--method",
-    type=click.Choice(_METHODS, case_sensitive=False),
+    type=click.Choice(METHODS, case_sensitive=False),
     default="tat",
     help="How to shape the kernel.",
 )
@@ -86,13 +43,7 @@ def _output_option(name: str) -> Callable[[Callable[..., Any]], Callable[..., An
     )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.version_option(__version__, prog_name="skipless", message="%(prog)s %(version)s")
-def skipless() -> None:
-    """Very deep networks that train without shortcuts and without normalisation layers."""
-
-
-@skipless.command()
+@click.command()
 @click.argument("model")
 @_method_option
 @click.option(
@@ -100,7 +51,7 @@ def skipless() -> None:
     help="Name of the activation.  [default: leaky_relu; relu for eoc]",
 )
 @click.option("--negative-slope", type=float, help="EOC with leaky_relu: its slope below zero.")
-@_target_options
+@target_options
 @_json_option
 def solve(
     model: str,
@@ -131,7 +82,7 @@ def solve(
         )
     phi = look_up(activation or ("relu" if method == "eoc" else "leaky_relu"), negative_slope)
     with _notes():
-        solution = solve_(graph, _method(method, activation, targets), phi, clamp=clamp)
+        solution = solve_(graph, method_of(method, activation, targets), phi, clamp=clamp)
     answer = {
         "model": model,
         "method": method,
@@ -144,12 +95,12 @@ def solve(
     click.echo(json.dumps(answer, indent=2) if as_json else described(answer))
 
 
-@skipless.command()
+@click.command()
 @click.argument("model")
 @click.option(
     "--method",
     "methods",
-    type=click.Choice(_METHODS, case_sensitive=False),
+    type=click.Choice(METHODS, case_sensitive=False),
     multiple=True,
     help="A method to draw; give it several times.  [default: all three]",
 )
@@ -157,7 +108,7 @@ def solve(
     "--activation",
     help="For every method.  [default: leaky_relu for tat, softplus for dks, relu for eoc]",
 )
-@_target_options
+@target_options
 @_output_option("c_maps.png")
 def plot(
     model: str,
@@ -182,15 +133,15 @@ def plot(
 
     graph, curves = _graph(model), []
     unreached: list[UnreachableTargetError] = []
-    chosen = methods or _METHODS
+    chosen = methods or METHODS
     for name, given in targets.items():
-        if given is not None and not any(name in _TARGETS[m] for m in chosen):
+        if given is not None and not any(name in TARGETS[m] for m in chosen):
             raise click.UsageError(
-                f"{_flag(name)} belongs to none of the methods {', '.join(chosen)}."
+                f"{flag(name)} belongs to none of the methods {', '.join(chosen)}."
             )
     for name in chosen:
-        own = {k: v for k, v in targets.items() if k in _TARGETS[name]}
-        method = _method(name, activation, own)
+        own = {k: v for k, v in targets.items() if k in TARGETS[name]}
+        method = method_of(name, activation, own)
         try:
             with _notes():
                 curves.append(c_map_curve(graph, method, activation, clamp=clamp)[1])
@@ -204,14 +155,14 @@ def plot(
     click.echo(draw_c_maps(curves, f"C maps of {model}", output))
 
 
-@skipless.command()
+@click.command()
 @click.argument("model")
 @_method_option
 @click.option(
     "--activation",
     help="Name of the activation.  [default: leaky_relu for tat, softplus for dks, relu for eoc]",
 )
-@_target_options
+@target_options
 @click.option("--shortcut-weight", type=float, help="Weight of the shortcuts; 0 removes them.")
 @click.option("--width", "widths", type=int, multiple=True, help=_WIDTHS)
 @click.option("--seeds", default=20, help="How often the weights are drawn.")
@@ -257,44 +208,12 @@ def check(
     from skipless.report.figure import demand_figure_path
 
     demand_figure_path(output)
-    shaping = Shaping(_method(method, activation, targets), activation, clamp, shortcut_weight)
+    shaping = Shaping(method_of(method, activation, targets), activation, clamp, shortcut_weight)
     with _notes():
         family = family_of(model, shaping, widths, _shape(shape))
         checks = check_widths(family, seeds, distribution, tolerance, _progress)
     click.echo(told(checks, model, output, as_json))
     return 0 if list(checks.values())[-1].agrees else 1
-
-
-_TARGETS: dict[MethodName, tuple[str, ...]] = {
-    "tat": ("eta", "tau"),
-    "dks": ("zeta",),
-    "eoc": ("sigma_b",),
-}
-
-
-def _method(name: MethodName, activation: str | None, given: dict[str, float | None]) -> Method:
-    """The method with the targets that were given, which must be its own and in use."""
-    from skipless.core.activations import activation as look_up
-    from skipless.core.methods import DKS, EOC, TAT
-
-    named = {key: value for key, value in given.items() if value is not None}
-    for key in named:
-        if key not in _TARGETS[name]:
-            own = " and ".join(map(_flag, _TARGETS[name]))
-            raise click.UsageError(f"{_flag(key)} does not belong to {name}, which has {own}.")
-    if name == "tat":
-        leaky = activation is None or look_up(activation).negative_slope is not None
-        used, unused = ("eta", "tau") if leaky else ("tau", "eta")
-        if unused in named:
-            raise click.UsageError(
-                f"{_flag(unused)} has no effect on {activation or 'leaky_relu'}, which TAT shapes "
-                f"by {_flag(used)}. Use that."
-            )
-    return {"tat": TAT, "dks": DKS, "eoc": EOC}[name](**named)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _graph(model: str) -> Graph:
@@ -339,7 +258,3 @@ def _notes() -> Iterator[None]:
         yield
     for warning in caught:
         click.echo(f"note: {warning.message}", err=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
