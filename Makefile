@@ -19,8 +19,8 @@ INSTALL := PIP_CONSTRAINT="$$PIP_CONSTRAINT constraints.txt" \
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
-demo: .venv/.plot  ## solve and plot a 100-layer network under EOC, TAT and DKS
-	$(BIN)/python examples/demo.py
+demo: .venv/.train  ## train 50 layers without shortcuts beside a ResNet, in three minutes
+	$(BIN)/python -m skipless.experiments.demo out
 
 test: .venv/.dev  ## run every test and doctest
 	$(BIN)/python -m pytest
@@ -30,9 +30,10 @@ check: .venv/.dev  ## format, lint and types
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: .venv/.bench  ## time the solver, beside its peer, and TReLU, beside LeakyReLU
+bench: .venv/.bench  ## time the solver, TReLU and the training loop, each beside its peer
 	$(BIN)/python benchmarks/solver.py
 	$(BIN)/python benchmarks/activation.py
+	$(BIN)/python benchmarks/training.py
 
 docs: .venv/.docs  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

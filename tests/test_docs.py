@@ -59,9 +59,11 @@ def test_the_readme_shows_what_solve_returns() -> None:
     assert shown in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_demo_prints_a_table_and_writes_a_figure(tmp_path, monkeypatch, capsys) -> None:
+def test_the_example_of_c_maps_prints_a_table_and_writes_a_figure(
+    tmp_path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(ROOT / "examples" / "demo.py"), run_name="__main__")
+    runpy.run_path(str(ROOT / "examples" / "c_maps.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert (tmp_path / "out" / "c_maps.png").read_bytes().startswith(b"\x89PNG")
     for label in ("EOC relu", "TAT leaky_relu", "DKS softplus"):

@@ -42,8 +42,8 @@ class Record:
         return cls(folder, run, tuple(_rows(folder / METRICS)))
 
     def series(self, kind: str, name: str) -> tuple[list[int], list[float]]:
-        """Steps and values of one number, of all rows of a kind that have it."""
-        rows = [row for row in self.metrics if row["kind"] == kind and name in row]
+        """Steps and values of one number, of all rows of a kind that have it as a number."""
+        rows = [r for r in self.metrics if r["kind"] == kind and r.get(name) is not None]
         return [int(str(row["step"])) for row in rows], [float(str(row[name])) for row in rows]
 
 

@@ -6,13 +6,15 @@ import click
 
 from skipless import __version__
 
+from .data import data
 from .kernels import check, plot, solve
+from .train import train
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; 0 if all went well, 2 for bad input, told in one line on stderr.
 
-    A check that finds a disagreement returns 1.
+    A check that finds a disagreement, and a run that diverges, return 1.
     """
     try:
         return skipless.main(arguments, prog_name="skipless", standalone_mode=False) or 0
@@ -21,15 +23,15 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         return _fail(error.format_message())
     except (ValueError, ArithmeticError, OSError, ImportError) as error:
-        return _fail(str(error))
+        return _fail(str(error), getattr(error, "exit_code", 2))
     except click.Abort:
         return _fail("stopped")
     return 0
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int = 2) -> int:
     click.echo(f"skipless: {' '.join(message.split())}", err=True)
-    return 2
+    return code
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -38,5 +40,5 @@ def skipless() -> None:
     """Very deep networks that train without shortcuts and without normalisation layers."""
 
 
-for command in (solve, plot, check):
+for command in (solve, plot, check, train, data):
     skipless.add_command(command)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import click
 
 from skipless.experiments.methods import METHODS, TARGETS, MethodName, flag, method_of
 
+from .notes import notes
 from .targets import target_options
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def solve(
             f"--negative-slope belongs to --method eoc; {method} solves for it. Leave it out."
         )
     phi = look_up(activation or ("relu" if method == "eoc" else "leaky_relu"), negative_slope)
-    with _notes():
+    with notes():
         solution = solve_(graph, method_of(method, activation, targets), phi, clamp=clamp)
     answer = {
         "model": model,
@@ -143,7 +143,7 @@ def plot(
         own = {k: v for k, v in targets.items() if k in TARGETS[name]}
         method = method_of(name, activation, own)
         try:
-            with _notes():
+            with notes():
                 curves.append(c_map_curve(graph, method, activation, clamp=clamp)[1])
         except UnreachableTargetError as error:
             if methods:
@@ -209,7 +209,7 @@ def check(
 
     demand_figure_path(output)
     shaping = Shaping(method_of(method, activation, targets), activation, clamp, shortcut_weight)
-    with _notes():
+    with notes():
         family = family_of(model, shaping, widths, _shape(shape))
         checks = check_widths(family, seeds, distribution, tolerance, _progress)
     click.echo(told(checks, model, output, as_json))
@@ -248,13 +248,3 @@ def _progress(seeds: Sequence[int], label: str) -> Iterator[Iterable[int]]:
             yield bar
     else:
         yield seeds
-
-
-@contextmanager
-def _notes() -> Iterator[None]:
-    """Tell what the library warns of on stderr, one line each."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    for warning in caught:
-        click.echo(f"note: {warning.message}", err=True)

@@ -1,6 +1,6 @@
 """Solve for a 100-layer network under EOC, TAT and DKS; print a table, draw the C maps.
 
-make demo
+python examples/c_maps.py
 """
 
 from pathlib import Path

@@ -1,0 +1,143 @@
+"""`skipless train`: one option for each field of the configuration, or a file with them."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+
+import click
+
+from skipless.experiments.configuration import Configuration, from_file, option_types
+from skipless.experiments.methods import flag
+
+from .notes import notes
+
+if TYPE_CHECKING:
+    from skipless.record import Record
+
+_SHORT = {"model": "-m", "data": "-d"}
+
+
+def _configuration_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with an option for every field, None where it is not given."""
+    hints = option_types()
+    for own in reversed(fields(Configuration)):
+        kinds = get_args(hints[own.name]) if _is_union(hints[own.name]) else (hints[own.name],)
+        kind = next(k for k in kinds if k is not types.NoneType)
+        help_ = own.metadata["help"]
+        if own.default is not None and own.default is not False:
+            help_ += f"  [default: {own.default}]"
+        names = [*([_SHORT[own.name]] if own.name in _SHORT else []), flag(own.name)]
+        type_ = click.Choice(get_args(kind)) if get_origin(kind) is Literal else kind
+        if kind is bool:
+            names, type_ = [f"{flag(own.name)}/--no-{flag(own.name)[2:]}"], None
+        command = click.option(*names, own.name, type=type_, default=None, help=help_)(command)
+    return command
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, types.UnionType)
+
+
+@click.command()
+@_configuration_options
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path),
+    help="A TOML, YAML or JSON file with any of these options; those given here come before it.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    help="Folder of the run.  [default: one by model, data and time under runs/]",
+)
+@click.option("--resume", is_flag=True, help="Go on with the run in --output.")
+@click.option("--dry-run", is_flag=True, help="Only tell what would be done, and what it takes.")
+def train(
+    file: Path | None, output: Path | None, resume: bool, dry_run: bool, **options: Any
+) -> int:
+    """Train a network, by default a 50-layer one without shortcuts on 8x8 digits.
+
+    The folder of the run gets run.json, metrics.jsonl, TensorBoard events and checkpoints. Ctrl-C
+    or SIGTERM finish the step and save; --resume goes on as if nothing had happened. For several
+    GPUs or machines, start the same command under torchrun.
+
+    \b
+    Examples:
+      skipless train
+      skipless train --model resnet50 --method tat --data cifar10 --optimizer lars --epochs 200
+      skipless train --config run.toml --lr 0.1 --output runs/first
+      skipless train --resume --output runs/first
+      torchrun --nproc-per-node 8 -m skipless.cli train --config run.toml --output runs/eight
+    """  # noqa: D301
+    given = {name: value for name, value in options.items() if value is not None}
+    layers = [*([] if file is None else [from_file(file)]), given]
+    if resume and output is None:
+        raise click.UsageError("--resume needs --output, the folder of the run to go on with.")
+    configuration = _configuration(layers, output if resume else None)
+    try:
+        from skipless.experiments import training
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            f"train needs {missing.name}, which is not installed: pip install 'skipless[train]'"
+        ) from None
+    if dry_run:
+        from skipless.experiments.rehearsal import told
+
+        with notes():
+            click.echo(told(configuration, *training.rehearsed(configuration)))
+        return 0
+    folder = output or _usual_output(configuration)
+    with notes():
+        ending, record = training.train(configuration, folder, resume=resume)
+    if record is not None and ending.finished:
+        click.echo(_summary(record))
+    elif record is not None:
+        click.echo(
+            f"Stopped after step {ending.step} of {ending.total}; everything is saved. Go on with: "
+            f"skipless train --resume --output {folder}"
+        )
+    return 0
+
+
+def _configuration(layers: list[dict[str, Any]], resumed: Path | None) -> Configuration:
+    """That of the options and the file, or of the run that goes on."""
+    from skipless.record import RUN, Record
+
+    if resumed is not None and (resumed / RUN).is_file():
+        before = Record.read(resumed).run["configuration"]
+        assert isinstance(before, dict)
+        return Configuration.of(before).changed(
+            {k: v for layer in layers for k, v in layer.items()}
+        )
+    if resumed is not None and not any(layers):
+        raise click.UsageError(
+            f"--resume was asked for, but there is no run in {resumed}. Name the folder of one, or "
+            "start one without --resume."
+        )
+    if resumed is not None:
+        click.echo(f"note: there is no run in {resumed} yet: starting at the beginning.", err=True)
+    return Configuration.of(*layers)
+
+
+def _usual_output(configuration: Configuration) -> Path:
+    words = f"{configuration.model}-{configuration.data}".replace(":", "").replace("/", "_")
+    return Path("runs") / f"{datetime.now():%Y-%m-%dT%H-%M-%S}-{words}"
+
+
+def _summary(record: Record) -> str:
+    rows = [row for row in record.metrics if row["kind"] == "validation"]
+    last = rows[-1]
+    best = max(rows, key=lambda row: float(str(row["top1"])))
+    return (
+        f"Finished after {last['step']} steps and {float(str(last['seconds'])):.0f} s of training: "
+        f"validation top-1 {float(str(last['top1'])):.2%}, top-5 {float(str(last['top5'])):.2%}, "
+        f"loss {float(str(last['loss'])):.4f} (best top-1 {float(str(best['top1'])):.2%} at epoch "
+        f"{float(str(best['epoch'])):g}). Everything is in {record.folder}."
+    )

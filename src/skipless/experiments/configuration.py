@@ -1,0 +1,190 @@
+"""Everything that a run of training can be told, by the names of the command line and of files."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from .methods import flag
+
+# What may differ when a run goes on: it does not change what is computed.
+CHANGEABLE = ("data_folder", "workers", "device", "keep", "checkpoint_every")
+
+
+def _told(default: Any, help_: str) -> Any:
+    return field(default=default, metadata={"help": help_})
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A network, the data, and how the one is trained on the other."""
+
+    model: str = _told("mlp:50", "A network: resnet50, wide_resnet100, mlp:50, ...")
+    width: float | None = _told(None, "Times the usual channels; units of an mlp's layers.")
+    shortcut_weight: float | None = _told(
+        None, "Weight of the shortcuts; 0 removes them. Without it, sums are plain."
+    )
+    norm: Literal["none", "batch", "layer"] | None = _told(None, "Normalisation layers.")
+    activation: str | None = _told(None, "Name of the activation, or prelu.")
+    negative_slope: float | None = _told(None, "prelu: the slope below zero to start from.")
+    method: Literal["tat", "dks", "eoc"] | None = _told(None, "How to shape the kernel.")
+    eta: float | None = _told(None, "TAT, leaky ReLU: C_f(0).")
+    tau: float | None = _told(None, "TAT, smooth activations: C_f''(1).")
+    zeta: float | None = _told(None, "DKS: C_f'(1).")
+    sigma_b: float | None = _told(None, "EOC: scale of the biases.")
+    clamp: bool = _told(False, "Take the nearest target within reach.")
+    dropout: float = _told(0.0, "Of the layer before the logits.")
+    distribution: Literal["orthogonal", "gaussian"] = _told("orthogonal", "Of initial weights.")
+
+    data: str = _told(
+        "digits",
+        "digits, fashion-mnist, cifar10, imagefolder:PATH, parquet:PATH, hf:NAME, "
+        "synthetic:3x32x32.",
+    )
+    data_folder: str | None = _told(None, "Where the files of the data are.")
+    image_size: int | None = _told(None, "Height and width that images are brought to.")
+    augment: bool | None = _told(None, "Crop and flip at random; by default as the data usually.")
+    normalize: Literal["sample", "location", "dataset"] = _told(
+        "sample", "Inputs of q = 1 by sample, or by location with a channel more, or neither."
+    )
+
+    optimizer: Literal["sgd", "lars", "muon", "adamw", "soap"] = _told(
+        "sgd", "What turns gradients into steps."
+    )
+    lr: float | None = _told(None, "Learning rate at its height; by default one for --optimizer.")
+    momentum: float | None = _told(None, "By default 0.9; of Muon and SOAP 0.95.")
+    nesterov: bool | None = _told(None, "Nesterov's momentum; by default of Muon only.")
+    l2: float = _told(0.0, "Penalty on weights, never on biases or normalisation.")
+    schedule: Literal["step", "cosine", "constant"] = _told(
+        "cosine", "After the warm-up: a tenth at 4/9 and 7/9, half a cosine, or nothing."
+    )
+    warmup: float | None = _told(
+        None, "Epochs in which the learning rate rises; by default 5, or a tenth of a shorter run."
+    )
+    epochs: int = _told(90, "Passes over the data.")
+    steps: int | None = _told(None, "Steps, instead of epochs.")
+    batch_size: int = _told(128, "Images a step, over all processes.")
+    accumulate: int = _told(1, "Parts that a batch is computed in, to save memory.")
+    label_smoothing: float = _told(0.1, "Share of the target that all classes get.")
+    clip: float | None = _told(None, "Largest norm of the gradient.")
+    average: float | None = _told(None, "Decay of a moving average of weights, such as 0.999.")
+
+    precision: Literal["float32", "bfloat16"] = _told("float32", "Of the forward pass.")
+    channels_last: bool | None = _told(None, "Memory format; by default for convolutions.")
+    compile: bool = _told(False, "By torch.compile.")
+    device: Literal["auto", "cpu", "cuda", "mps"] = _told("auto", "Where to compute.")
+    threads: int | None = _told(None, "Of PyTorch on the CPU.")
+    workers: int | None = _told(None, "Processes that decode images; by default as it helps.")
+    seed: int = _told(0, "Of weights, order of data, crops and dropout.")
+    log_every: int = _told(10, "Steps between lines of metrics.jsonl.")
+    evaluate_every: int = _told(1, "Epochs between evaluations.")
+    checkpoint_every: int | None = _told(None, "Steps between checkpoints; by default an epoch's.")
+    keep: int = _told(3, "Checkpoints to keep.")
+
+    @classmethod
+    def of(cls, *layers: Mapping[str, object]) -> Configuration:
+        """The configuration with the values of all `layers`, the later before the earlier."""
+        merged: dict[str, Any] = {}
+        for layer in layers:
+            merged |= {name.replace("-", "_"): value for name, value in layer.items()}
+        hints = option_types()
+        for name, value in merged.items():
+            if name not in hints:
+                raise ValueError(_unknown(name))
+            merged[name] = _checked(name, value, hints[name])
+        return cls(**merged)
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Every value by name, in types that JSON has."""
+        return asdict(self)
+
+    def changed(self, given: Mapping[str, object]) -> Configuration:
+        """This configuration of a run that goes on, with what may differ then."""
+        new = Configuration.of(self.as_mapping(), given)
+        for name, value in self.as_mapping().items():
+            wanted = getattr(new, name)
+            if wanted != value and name not in CHANGEABLE:
+                raise ValueError(
+                    f"The run was started with {flag(name)} {value}, and {wanted} was asked for. "
+                    "Leave it out to go on, or start another run with another --output."
+                )
+        return new
+
+
+def option_types() -> dict[str, Any]:
+    """The type of each value, by name."""
+    return {own.name: get_type_hints(Configuration)[own.name] for own in fields(Configuration)}
+
+
+def from_file(path: Path) -> dict[str, object]:
+    """The values that a TOML, YAML or JSON file gives."""
+    if not path.is_file():
+        raise FileNotFoundError(f"The configuration was asked for from {path}: no such file.")
+    text = path.read_text(encoding="utf-8")
+    try:
+        match path.suffix.lower():
+            case ".toml":
+                found: object = tomllib.loads(text)
+            case ".yaml" | ".yml":
+                found = _yaml(text)
+            case ".json":
+                found = json.loads(text)
+            case _:
+                raise ValueError("its name ends in none of .toml, .yaml, .yml and .json")
+    except ValueError as error:
+        raise ValueError(f"The configuration {path} cannot be read: {error}.") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"The configuration {path} has no names: write lines like epochs = 90.")
+    return found
+
+
+def _yaml(text: str) -> object:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def _unknown(name: str) -> str:
+    names = [own.name for own in fields(Configuration)]
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"Is it {close[0]}?" if close else f"The names are {', '.join(names)}."
+    return f"{name} was given, which is no option of training. {hint}"
+
+
+def _checked(name: str, value: object, hint: Any) -> object:
+    """The value, if it is of the type that `name` wants; whole numbers also do for others."""
+    allowed = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for kind in allowed:
+        if get_origin(kind) is Literal:
+            if value in get_args(kind):
+                return value
+        elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+            return value
+    raise ValueError(f"{name} = {value!r} was given; it is {wanted(hint)}.")
+
+
+def wanted(hint: Any) -> str:
+    """A type in words."""
+    words = {
+        bool: "true or false",
+        float: "a number",
+        int: "a whole number",
+        str: "a text",
+        types.NoneType: "none",
+    }
+    allowed = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return " or ".join(
+        ", ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else words[kind]
+        for kind in allowed
+    )

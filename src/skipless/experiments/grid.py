@@ -1,0 +1,78 @@
+"""Many small runs at once, each in a process of its own with one thread."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+
+from tqdm import tqdm
+
+from skipless.record import METRICS, RUN, Record
+
+from .configuration import Configuration
+
+
+def trained(
+    configurations: Mapping[str, Configuration], folder: Path, processes: int | None = None
+) -> dict[str, Record]:
+    """The records of all runs by name, each left in `folder` under its name.
+
+    One that diverges ends there, without a last evaluation. A bar shows how far all of them are.
+    """
+    # Spawned, because threads of PyTorch do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes or os.cpu_count(), mp_context=context) as pool:
+        running = {
+            name: pool.submit(_run, configuration, folder / name)
+            for name, configuration in configurations.items()
+        }
+        try:
+            _watch(running, folder)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return {name: Record.read(folder / name) for name in configurations}
+
+
+def _run(configuration: Configuration, folder: Path) -> None:
+    from skipless.train.engine import DivergedError
+
+    from .training import train
+
+    try:
+        train(configuration, folder, progress=False)
+    except DivergedError:
+        return
+
+
+def _watch(running: Mapping[str, Future[None]], folder: Path) -> None:
+    """Wait for all runs, showing what each of those under way tells of itself."""
+    with tqdm(
+        total=len(running), unit="run", dynamic_ncols=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        while True:
+            done = [name for name, future in running.items() if future.done()]
+            for name in done:
+                running[name].result()
+            bar.update(len(done) - bar.n)
+            bar.set_postfix_str(_told(folder, (n for n in running if n not in done)))
+            if len(done) == len(running):
+                return
+            time.sleep(0.3)
+
+
+def _told(folder: Path, names: Iterable[str]) -> str:
+    begun = (name for name in names if (folder / name / RUN).exists())
+    return "; ".join(f"{name} {_last(folder / name)}".rstrip() for name in begun)
+
+
+def _last(run: Path) -> str:
+    if not (run / METRICS).exists():
+        return ""
+    epochs, accuracies = (Record.read(run).series("validation", n)[1] for n in ("epoch", "top1"))
+    return f"epoch {epochs[-1]:g}: {accuracies[-1]:.0%}" if epochs else ""

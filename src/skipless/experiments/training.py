@@ -1,0 +1,198 @@
+"""A configuration becomes a run: what `skipless train` does, and every experiment that trains."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from skipless.core.methods import Method
+from skipless.models import MLP, ResNet, create_model
+from skipless.optim import create_optimizer
+from skipless.record import RUN, Json, Record, write_run
+from skipless.torch import normalize_per_location, normalize_per_sample
+from skipless.train.data import Data, load_data
+from skipless.train.engine import Ending, Engine
+from skipless.train.memory import Memory, estimated_memory
+from skipless.train.process import Process, joined
+from skipless.train.provenance import provenance
+from skipless.train.settings import Settings
+
+from .configuration import Configuration
+from .methods import method_of
+
+# Safe starts for networks of 50 layers without shortcuts and batches of 128. Normalised networks
+# take ten times as much; a search over a few values is better.
+USUAL_RATES = {"sgd": 0.003, "lars": 0.3, "muon": 0.001, "adamw": 0.0003, "soap": 0.001}
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """All parts of a run, made from its configuration."""
+
+    model: ResNet | MLP
+    optimizer: Optimizer
+    data: Data
+    settings: Settings
+    normalize: Callable[[Tensor], Tensor] | None
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+
+def assembled(configuration: Configuration, process: Process) -> Assembly:
+    """The parts of the run that `configuration` describes, on the device of `process`."""
+    given = configuration
+    folder = None if given.data_folder is None else Path(given.data_folder).expanduser()
+    data = load_data(given.data, folder=folder, image_size=given.image_size, augment=given.augment)
+    torch.manual_seed(given.seed)  # the same weights in every process
+    model = _model(given, data)
+    has_images = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    channels_last = has_images if given.channels_last is None else given.channels_last
+    layout = torch.channels_last if channels_last else torch.preserve_format
+    model = model.to(process.device)
+    model = model.to(memory_format=layout)  # pyright: ignore[reportCallIssue] - torch takes it
+    optimizer = create_optimizer(
+        given.optimizer,
+        model,
+        lr=USUAL_RATES[given.optimizer] if given.lr is None else given.lr,
+        momentum=given.momentum,
+        l2=given.l2,
+        nesterov=given.nesterov,
+    )
+    return Assembly(
+        model, optimizer, data, _settings(given, data, channels_last), _normalize(given)
+    )
+
+
+def train(
+    configuration: Configuration, output: Path, *, resume: bool = False, progress: bool = True
+) -> tuple[Ending, Record | None]:
+    """How far the run came, and its record; under `torchrun`, the first process has the record.
+
+    With `resume`, the run in `output` goes on from its newest checkpoint.
+    """
+    with joined(configuration.device, configuration.threads) as process:
+        _demand_place(output, process, resume)
+        parts = assembled(configuration, process)
+        engine = Engine(
+            parts.model, parts.optimizer, parts.data, parts.settings, process, parts.normalize
+        )
+        if process.leads and not (output / RUN).exists():
+            output.mkdir(parents=True, exist_ok=True)
+            write_run(output, _described(configuration, parts, process))
+        ending = engine.run(output, resume=resume, progress=progress)
+        return ending, Record.read(output) if process.leads else None
+
+
+def rehearsed(configuration: Configuration) -> tuple[Assembly, Memory]:
+    """The parts of a run, and the memory that one process of it will take, from one small step."""
+    with joined("cpu", configuration.threads):
+        parts = assembled(configuration, Process())
+        images, _ = parts.data.train.load([0, 1], None)
+        images = images if parts.normalize is None else parts.normalize(images)
+        share = max(1, parts.settings.batch_size // parts.settings.accumulate)
+        return parts, estimated_memory(parts.model, parts.optimizer, images, share)
+
+
+def method_in(configuration: Configuration) -> Method | None:
+    """The method that a configuration asks for by name."""
+    targets = {name: getattr(configuration, name) for name in ("eta", "tau", "zeta", "sigma_b")}
+    if configuration.method is not None:
+        return method_of(configuration.method, configuration.activation, targets)
+    if given := [name for name, value in targets.items() if value is not None]:
+        raise ValueError(f"{given[0]} was given without a method. Name one: --method tat.")
+    return None
+
+
+def _model(given: Configuration, data: Data) -> ResNet | MLP:
+    channels, height, width = data.shape
+    method = method_in(given)
+    weight = given.shortcut_weight
+    if method is not None and weight is None and given.norm is None and "mlp" not in given.model:
+        weight = 0.0  # what shaping is for
+    return create_model(
+        given.model,
+        num_classes=data.num_classes,
+        in_channels=channels + (given.normalize == "location"),
+        input_size=(height, width),
+        width=given.width,
+        shortcut_weight=weight,
+        norm=given.norm,
+        activation=given.activation,
+        negative_slope=given.negative_slope,
+        method=method,
+        clamp=given.clamp,
+        dropout=given.dropout,
+        distribution=given.distribution,
+    )
+
+
+def _settings(given: Configuration, data: Data, channels_last: bool) -> Settings:
+    workers = given.workers
+    if workers is None:
+        workers = max(1, (os.cpu_count() or 1) - 1) if data.train.slow else 0
+    return Settings(
+        epochs=given.epochs,
+        batch_size=given.batch_size,
+        steps=given.steps,
+        schedule=given.schedule,
+        warmup=given.warmup,
+        label_smoothing=given.label_smoothing,
+        accumulate=given.accumulate,
+        precision=given.precision,
+        channels_last=channels_last,
+        compile=given.compile,
+        average=given.average,
+        clip=given.clip,
+        seed=given.seed,
+        workers=workers,
+        log_every=given.log_every,
+        evaluate_every=given.evaluate_every,
+        checkpoint_every=given.checkpoint_every,
+        keep=given.keep,
+    )
+
+
+def _normalize(given: Configuration) -> Callable[[Tensor], Tensor] | None:
+    match given.normalize:
+        case "sample":
+            return normalize_per_sample
+        case "location":
+            return partial(normalize_per_location, channel_dim=1)
+        case "dataset":
+            return None
+
+
+def _demand_place(output: Path, process: Process, resume: bool) -> None:
+    taken = process.leads and (output / RUN).exists() and not resume
+    blocked = process.leads and output.exists() and not output.is_dir()
+    taken, blocked = process.any_of([taken, blocked])
+    if taken:
+        raise FileExistsError(
+            f"There is a run in {output} already. Go on with it: --resume --output {output}; or "
+            "name another folder."
+        )
+    if blocked:
+        raise FileExistsError(f"The output was to go to {output}, which is a file. Name a folder.")
+
+
+def _described(configuration: Configuration, parts: Assembly, process: Process) -> dict[str, Json]:
+    solution: Json = None
+    if (shaping := parts.model.shaping) is not None:
+        solution = {"activation": shaping.solution.activation, **shaping.solution.parameters}
+    return {
+        "configuration": configuration.as_mapping(),
+        "parameters": parts.parameters,
+        "solution": solution,
+        "processes": process.world,
+        "seed": configuration.seed,
+        **provenance(),
+    }

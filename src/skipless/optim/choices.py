@@ -1,0 +1,187 @@
+"""Optimisers by name, with L2 regularisation on the weights only.
+
+| name    | optimiser                             | momentum | `l2` is                            |
+|---------|---------------------------------------|----------|------------------------------------|
+| `sgd`   | `torch.optim.SGD`                     | 0.9      | added to the gradient              |
+| `lars`  | `LARS`, as Optax defines it           | 0.9      | added to the gradient              |
+| `adamw` | `torch.optim.AdamW`                   | 0.9      | decoupled: weights times 1 - lr·l2 |
+| `muon`  | `MuonAdamW`                           | 0.95     | decoupled                          |
+| `soap`  | `pytorch_optimizer.SOAP`              | 0.95     | decoupled                          |
+
+The momentum is the optimiser's usual one; of AdamW and SOAP it is the first of the betas. Learning
+rates are of the order of 0.1 for SGD (0.003 where nothing is normalised), 1 for LARS and 0.001 for
+the others; by their product with these, a decoupled `l2` has to be larger than one in the gradient
+to do as much.
+
+SOAP does nothing in its first step, from which it takes its first bases. Convolutions are
+preconditioned along each of their four dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from torch import nn, optim
+from torch.optim.optimizer import Optimizer
+
+from .lars import LARS
+from .muon import MuonAdamW
+
+# The base of batch and instance normalisation, which has no public name.
+_Normalisation = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every optimiser is asked for; None is what is usual for it."""
+
+    lr: float
+    momentum: float | None = None
+    l2: float = 0.0
+    nesterov: bool | None = None
+
+    def __post_init__(self) -> None:
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if not (0.0 <= self.lr < inf and 0.0 <= self.l2 < inf and 0.0 <= momentum < 1.0):
+            raise ValueError(
+                f"A learning rate of {self.lr:g}, an L2 of {self.l2:g} and a momentum of "
+                f"{momentum:g} were asked for; the first two are 0 or more, momentum is from 0 to "
+                "below 1."
+            )
+        if self.nesterov and self.momentum == 0.0:
+            raise ValueError("Nesterov momentum was asked for, with a momentum of 0. Raise it.")
+
+
+def create_optimizer(
+    name: str,
+    model: nn.Module,
+    *,
+    lr: float,
+    momentum: float | None = None,
+    l2: float = 0.0,
+    nesterov: bool | None = None,
+) -> Optimizer:
+    """The optimiser of that name over the trainable parameters of `model`.
+
+    They are in two groups, which have a `name`: "weights", those of two or more dimensions, and
+    "others", biases, slopes of activations and all parameters of normalisation layers. `l2` is for
+    the weights only. For SGD and LARS it is torch's `weight_decay`, the gradient of
+    l2 / 2 · ‖w‖²; for AdamW, Muon and SOAP it is decoupled weight decay. Muon's orthogonal steps
+    and SOAP's bases are for weights only, LARS's trust ratio is for all.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    >>> optimizer = create_optimizer("lars", model, lr=1.0, l2=1e-4)
+    >>> [(g["name"], len(g["params"]), g["weight_decay"]) for g in optimizer.param_groups]
+    [('weights', 1, 0.0001), ('others', 3, 0.0)]
+    """
+    if name not in _BUILDERS:
+        raise ValueError(
+            f"The optimiser {name!r} was asked for; there are {', '.join(optimizer_names())}."
+        )
+    return _BUILDERS[name](model, Settings(lr, momentum, l2, nesterov))
+
+
+def optimizer_names() -> tuple[str, ...]:
+    """The names that `create_optimizer` knows."""
+    return tuple(_BUILDERS)
+
+
+def _groups(model: nn.Module, l2: float) -> list[dict[str, Any]]:
+    """The trainable parameters of `model`, each once, weights apart from others."""
+    normalisation = {
+        parameter
+        for module in model.modules()
+        if isinstance(module, _Normalisation)
+        for parameter in module.parameters(recurse=False)
+    }
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    weights = [p for p in trainable if p.ndim >= 2 and p not in normalisation]
+    known = set(weights)
+    others = [p for p in trainable if p not in known]
+    if not trainable:
+        raise ValueError(
+            f"An optimiser was asked for, but {type(model).__name__} has no parameters that are "
+            "to be trained. Set requires_grad of those that are."
+        )
+    groups: list[dict[str, Any]] = [
+        {"name": "weights", "params": weights, "weight_decay": l2},
+        {"name": "others", "params": others, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _sgd(model: nn.Module, settings: Settings) -> Optimizer:
+    return optim.SGD(
+        _groups(model, settings.l2),
+        lr=settings.lr,
+        momentum=_or_usual(settings.momentum, 0.9),
+        nesterov=settings.nesterov or False,
+    )
+
+
+def _lars(model: nn.Module, settings: Settings) -> Optimizer:
+    # Many leave biases without a trust ratio. Where no normalisation undoes what they do, they
+    # diverge at the learning rates that the weights need; so all have one, as in Optax.
+    return LARS(
+        _groups(model, settings.l2),
+        lr=settings.lr,
+        momentum=_or_usual(settings.momentum, 0.9),
+        nesterov=settings.nesterov or False,
+    )
+
+
+def _adamw(model: nn.Module, settings: Settings) -> Optimizer:
+    _refuse_nesterov("adamw", settings)
+    betas = (_or_usual(settings.momentum, 0.9), 0.999)
+    return optim.AdamW(_groups(model, settings.l2), lr=settings.lr, betas=betas)
+
+
+def _muon(model: nn.Module, settings: Settings) -> Optimizer:
+    groups = _groups(model, settings.l2)
+    for group in groups:
+        # By custom the first and the last layer go to AdamW too. But a model does not say which
+        # these are; in a 50-layer network without shortcuts, the last one made no clear difference.
+        group["orthogonalize"] = group["name"] == "weights"
+    return MuonAdamW(
+        groups,
+        lr=settings.lr,
+        momentum=_or_usual(settings.momentum, 0.95),
+        nesterov=settings.nesterov is not False,
+    )
+
+
+def _soap(model: nn.Module, settings: Settings) -> Optimizer:
+    _refuse_nesterov("soap", settings)
+    try:
+        from pytorch_optimizer import SOAP
+    except ModuleNotFoundError as missing:
+        raise ImportError(
+            f"soap needs {missing.name}, which is not installed: pip install 'skipless[train]'"
+        ) from None
+    # Its merge_dims stays off: it joins outputs with inputs, and fails on small convolutions.
+    betas = (_or_usual(settings.momentum, 0.95), 0.95)
+    return SOAP(_groups(model, settings.l2), lr=settings.lr, betas=betas)
+
+
+def _or_usual(value: float | None, usual: float) -> float:
+    return usual if value is None else value
+
+
+def _refuse_nesterov(name: str, settings: Settings) -> None:
+    if settings.nesterov:
+        raise ValueError(
+            f"Nesterov momentum was asked for, which {name} does not have. Leave it out, or use "
+            "sgd, lars or muon."
+        )
+
+
+_BUILDERS: dict[str, Callable[[nn.Module, Settings], Optimizer]] = {
+    "sgd": _sgd,
+    "lars": _lars,
+    "adamw": _adamw,
+    "muon": _muon,
+    "soap": _soap,
+}

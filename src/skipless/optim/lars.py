@@ -1,0 +1,146 @@
+r"""LARS: SGD whose every weight tensor moves by a fixed part of its own length (You et al., 2017).
+
+This is the definition of Optax, with which the paper trained (appendix D). For a parameter $w$ with
+gradient $g$, weight decay $\lambda$, trust coefficient $\kappa$ and momentum $\mu$:
+
+$$u = g + \lambda w, \qquad
+  r = \frac{\kappa\,\|w\|}{\|u\| + \epsilon} \quad (1 \text{ if } \|w\| \|u\| = 0), \qquad
+  v \leftarrow \mu v + \mathrm{lr}\, r\, u, \qquad
+  w \leftarrow w - v$$
+
+The learning rate multiplies what enters the momentum; in `torch.optim.SGD` it multiplies what
+leaves it. So after the rate falls, older and larger steps take a while to fade.
+"""
+
+# pyright: reportPrivateImportUsage=false
+# torch._foreach_* are what torch's own optimisers are made of, but have no public names.
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import TypedDict, cast, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+
+class _Group(TypedDict):
+    params: list[Tensor]
+    lr: float
+    momentum: float
+    weight_decay: float
+    trust_coefficient: float | None
+    eps: float
+    nesterov: bool
+
+
+class LARS(Optimizer):
+    """LARS as Optax defines it.
+
+    Every setting may differ between groups of parameters. `trust_coefficient=None` leaves the trust
+    ratio out, as is often done for biases and for the scales and shifts of normalisation layers:
+    that group is trained by SGD with momentum. Mind its learning rate: LARS's usual ones, about 1,
+    are too large for biases in networks without normalisation.
+
+    A first step has length `lr * trust_coefficient` times that of the parameter:
+
+    >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> w.grad = torch.tensor([0.0, 100.0])
+    >>> LARS([w], lr=1.0, trust_coefficient=0.1).step()
+    >>> w.tolist()
+    [3.0, 3.5]
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float | None = 0.001,
+        eps: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        settings = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "eps": eps,
+        }
+        for name, value in settings.items():
+            if value is not None and not value >= 0.0:
+                raise ValueError(f"LARS was asked for with {name} = {value}; it is 0 or more.")
+        super().__init__(params, {**settings, "nesterov": nesterov})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Change every parameter that has a gradient; what comes back is what `closure` returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for params in _alike(group["params"]):
+                self._step_alike(params, cast(_Group, group))
+        return loss
+
+    def _step_alike(self, params: list[Tensor], group: _Group) -> None:
+        """Change parameters of one device and type, in a few operations for all of them."""
+        grads = [cast(Tensor, p.grad) for p in params]
+        updates = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+        if (trust_coefficient := group["trust_coefficient"]) is not None:
+            ratios = _trust_ratios(params, updates, trust_coefficient, group["eps"])
+            torch._foreach_mul_(updates, ratios)
+        torch._foreach_mul_(updates, group["lr"])
+        if momentum := group["momentum"]:
+            traces = [self._trace(p) for p in params]
+            torch._foreach_mul_(traces, momentum)
+            torch._foreach_add_(traces, updates)
+            if group["nesterov"]:
+                torch._foreach_add_(updates, traces, alpha=momentum)
+            else:
+                updates = traces
+        torch._foreach_sub_(params, updates)
+
+    def _trace(self, param: Tensor) -> Tensor:
+        state = self.state[param]
+        if "trace" not in state:
+            state["trace"] = torch.zeros_like(param)
+        return state["trace"]
+
+
+def _trust_ratios(
+    params: list[Tensor], updates: list[Tensor], trust_coefficient: float, eps: float
+) -> list[Tensor]:
+    """One number for each parameter, left on its device so that nothing waits for it."""
+    exact = torch.promote_types(params[0].dtype, torch.float32)
+    lengths = torch.stack(torch._foreach_norm(params, dtype=exact))
+    steps = torch.stack(torch._foreach_norm(updates, dtype=exact))
+    ratios = trust_coefficient * lengths / (steps + eps)
+    # A parameter of length 0 would never move, and a step of length 0 has no direction.
+    ratios = torch.where((lengths == 0) | (steps == 0), 1.0, ratios)
+    return list(ratios.unbind())
+
+
+def _alike(params: Iterable[Tensor]) -> list[list[Tensor]]:
+    """The parameters that have gradients, those of one device and type together."""
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for param in params:
+        if param.grad is None:
+            continue
+        if param.grad.is_sparse:
+            raise ValueError(
+                f"LARS was given a sparse gradient for a parameter of shape {tuple(param.shape)}. "
+                "Use nn.Embedding(..., sparse=False), or torch.optim.SGD for it."
+            )
+        alike[param.device, param.dtype].append(param)
+    return list(alike.values())

@@ -1,0 +1,146 @@
+r"""Muon for whole networks: weights as matrices by Muon, everything else by AdamW.
+
+Muon (Jordan et al., 2024) replaces the momentum of a weight matrix by the nearest orthogonal one,
+so that its step is equally long in every direction. PyTorch's own `torch.optim.Muon` takes matrices
+only. Here the weight of a convolution, (out, in, height, width), is the matrix (out, in · height ·
+width) from all that its kernel covers, and what is not a weight is trained by `torch.optim.AdamW`,
+behind one optimiser: one list of groups for schedules, one state for checkpoints.
+
+Orthogonal steps are scaled by $0.2 \sqrt{\max\{m, k\}}$ for $m$ outputs and $k$ inputs
+(`adjust_lr_fn="match_rms_adamw"`; Liu et al., 2025). Their entries then have the size of those that
+AdamW takes, so that one learning rate, on AdamW's scale, serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypedDict, cast, overload
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW, Muon
+from torch.optim.optimizer import Optimizer, ParamsT
+
+
+class _Group(TypedDict):
+    params: list[Tensor]
+    orthogonalize: bool
+    lr: float
+    weight_decay: float
+    momentum: float
+    nesterov: bool
+    betas: tuple[float, float]
+    eps: float
+
+
+class MuonAdamW(Optimizer):
+    """Muon on groups of weights with `orthogonalize=True`, AdamW on the others.
+
+    `momentum` and `nesterov` are Muon's, `betas` and `eps` AdamW's; `lr` and the decoupled
+    `weight_decay` are for both. Every setting may differ between groups.
+
+    >>> conv = torch.nn.Conv2d(3, 8, 3)
+    >>> optimizer = MuonAdamW(
+    ...     [{"params": [conv.weight]}, {"params": [conv.bias], "orthogonalize": False}], lr=1e-3
+    ... )
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        orthogonalize: bool = True,
+    ) -> None:
+        defaults: dict[str, object] = {
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "betas": betas,
+            "eps": eps,
+            "orthogonalize": orthogonalize,
+        }
+        super().__init__(params, defaults)
+        for group in self.param_groups:
+            self._adamw(cast(_Group, group))  # which refuses settings that are out of range
+            self._muon(cast(_Group, group), [])
+
+    def add_param_group(self, param_group: dict[str, object]) -> None:
+        """Add a group; where steps are made orthogonal, all have two or more dimensions."""
+        super().add_param_group(param_group)
+        group = cast(_Group, self.param_groups[-1])
+        vectors = [tuple(p.shape) for p in group["params"] if p.ndim < 2]
+        if group["orthogonalize"] and vectors:
+            del self.param_groups[-1]
+            raise ValueError(
+                f"Muon was asked for on a parameter of shape {vectors[0]}, which is no matrix. Put "
+                "it into a group with orthogonalize=False."
+            )
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Change every parameter that has a gradient; what comes back is what `closure` returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if group["orthogonalize"]:
+                self._step_matrices(cast(_Group, group))
+            else:
+                self._adamw(cast(_Group, group)).step()
+        return loss
+
+    def _step_matrices(self, group: _Group) -> None:
+        params = [p for p in group["params"] if p.grad is not None]
+        if any(cast(Tensor, p.grad).is_sparse for p in params):
+            raise ValueError(
+                "Muon was given a sparse gradient. Use nn.Embedding(..., sparse=False), or train "
+                "that parameter by torch.optim.SparseAdam."
+            )
+        # Copies where the layout is not row by row, as in channels_last: little, next to the
+        # Newton-Schulz iteration. It keeps steps and checkpoints the same for every layout.
+        matrices = [p.detach().flatten(1) for p in params]
+        muon = self._muon(group, matrices)
+        for param, matrix in zip(params, matrices, strict=True):
+            matrix.grad = cast(Tensor, param.grad).flatten(1)
+            muon.state[matrix] = self.state[param]
+        muon.step()
+        for param, matrix in zip(params, matrices, strict=True):
+            if matrix.data_ptr() != param.data_ptr():
+                param.copy_(matrix.view(param.shape))
+
+    # torch's optimisers live for one step. They keep nothing but what is in our groups and in our
+    # state, so that there is one truth for checkpoints, copies, schedules and moves of the model.
+
+    def _muon(self, group: _Group, matrices: list[Tensor]) -> Muon:
+        return Muon(
+            [{"params": matrices}],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            nesterov=group["nesterov"],
+            adjust_lr_fn="match_rms_adamw",
+        )
+
+    def _adamw(self, group: _Group) -> AdamW:
+        adamw = AdamW(
+            [{"params": group["params"]}],
+            lr=group["lr"],
+            betas=group["betas"],
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+        )
+        adamw.state = self.state
+        return adamw

@@ -1,0 +1,276 @@
+"""Small line charts as SVG text, to stand inside an HTML page whose style sheet colours them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from textwrap import wrap
+
+WIDTH, HEIGHT = 400, 300
+LEFT, TOP, BOTTOM = 58, 46, 50
+RIGHT_OF_LABELS, RIGHT_OF_KEY = 104, 32
+
+STYLES = 4  # colours and dashes in the style sheet, marks below; a fifth line looks like the first
+
+_LINE_HEIGHT = 14
+_LABEL_WIDTH = 12  # characters
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range, the ticks in it with their words (a newline starts a second line), and a name."""
+
+    name: str
+    low: float
+    high: float
+    ticks: tuple[tuple[float, str], ...]
+    logarithmic: bool = False
+
+    def place(self, value: float) -> float:
+        """Where a value is between `low`, at 0, and `high`, at 1."""
+        if self.logarithmic:  # where zero has no place but the lowest
+            return math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points joined by a line, which breaks at NaN; `style` is the number of its colour.
+
+    `value` is written below the label. `marked` are the numbers of the points that get a mark, by
+    themselves only the last; `ringed` is the number of one with a ring around it, and `broken_off`
+    puts a cross at the last point.
+    """
+
+    label: str
+    value: str
+    style: int
+    points: Sequence[tuple[float, float]]
+    marked: Sequence[int] = (-1,)
+    ringed: int | None = None
+    broken_off: bool = False
+
+    @property
+    def finite(self) -> list[tuple[float, float]]:
+        """The points that can be drawn."""
+        return [point for point in self.points if math.isfinite(point[1])]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of lines; `key` names them in the lower right corner instead of at their ends.
+
+    `guide` is a thin line for comparison, `crosses` are points of their own by style, and
+    `description` says what is seen to those who do not see it.
+    """
+
+    title: str
+    description: str
+    x: Axis
+    y: Axis
+    lines: tuple[Line, ...]
+    key: bool = False
+    guide: tuple[tuple[float, float], ...] = ()
+    crosses: tuple[tuple[int, float, float], ...] = ()
+
+
+def linear_axis(name: str, low: float, high: float, unit: str = "") -> Axis:
+    """An axis with about five ticks at multiples of 1, 2 or 5 times a power of ten.
+
+    >>> [words for _, words in linear_axis("epoch", 0, 50).ticks]
+    ['0', '10', '20', '30', '40', '50']
+    """
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = min((k * power for k in (1, 2, 5, 10)), key=lambda step: abs(step - rough))
+    numbers = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    ticks = tuple((n * step, f"{n * step:g}{unit}".replace("-", "−")) for n in numbers)
+    return Axis(name, low, high, ticks)
+
+
+def logarithmic_axis(name: str, values: Sequence[float]) -> Axis:
+    """An axis around all positive values, with ticks at powers of ten, and between if few.
+
+    >>> [words for _, words in logarithmic_axis("loss", [2.3, 0.02]).ticks]
+    ['0.1', '1']
+    """
+    finite = [value for value in values if value > 0 and math.isfinite(value)] or [0.1, 1.0]
+    low, high = min(finite) / 1.3, max(finite) * 1.3
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1,), (1, 2, 5)):
+        ticks = [k * 10.0**n for n in powers for k in factors if low <= k * 10.0**n <= high]
+        if len(ticks) > 1:
+            break
+    return Axis(name, low, high, tuple((t, f"{t:g}") for t in ticks), logarithmic=True)
+
+
+def drawn(chart: Chart) -> str:
+    """The chart as an `<svg>` element without ids, so that a page may hold many."""
+    frame = _Frame(chart)
+    below = frame.bottom + 34 + 10 * any("\n" in words for _, words in chart.x.ticks)
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(chart.description)}">',
+        _text(0, 14, chart.title, "title"),
+        _text(0, 32, chart.y.name, "axis"),
+        _text((frame.left + frame.right) / 2, below, chart.x.name, "axis", "middle"),
+        *_ticks(frame),
+    ]
+    if chart.guide:
+        parts.append(f'<path class="guide" d="{frame.path(chart.guide)}"/>')
+    for line in chart.lines:
+        parts += _line(frame, line)
+    for style, x, y in chart.crosses:
+        parts.append(_cross(*frame.at(x, y), style))
+    parts += _key(frame) if chart.key else _end_labels(frame)
+    return "\n".join([*parts, "</svg>"])
+
+
+def swatch(style: int) -> str:
+    """A short piece of a line in its style, for a legend outside of the chart."""
+    return (
+        '<svg class="swatch" viewBox="0 0 34 12" aria-hidden="true">'
+        f'<path class="line s{style % STYLES}" d="M1 6H33"/>{_mark(17, 6, style)}</svg>'
+    )
+
+
+class _Frame:
+    """Where the values of a chart are on the drawing."""
+
+    def __init__(self, chart: Chart) -> None:
+        self.chart = chart
+        self.left, self.top, self.bottom = LEFT, TOP, HEIGHT - BOTTOM
+        self.right = WIDTH - (RIGHT_OF_KEY if chart.key else RIGHT_OF_LABELS)
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        across, up = self.chart.x.place(x), self.chart.y.place(y)
+        return (
+            self.left + across * (self.right - self.left),
+            self.bottom - up * (self.bottom - self.top),
+        )
+
+    def path(self, points: Sequence[tuple[float, float]]) -> str:
+        """Path data; the pen is lifted at a point that is not finite."""
+        pieces, pen = [], "M"
+        for x, y in points:
+            if math.isfinite(y):
+                across, down = self.at(x, y)
+                pieces.append(f"{pen}{across:.1f} {down:.1f}")
+            pen = "L" if math.isfinite(y) else "M"
+        return "".join(pieces)
+
+
+def _ticks(frame: _Frame) -> list[str]:
+    parts = []
+    for value, words in frame.chart.y.ticks:
+        _, y = frame.at(frame.chart.x.low, value)
+        parts.append(f'<path class="grid" d="M{frame.left} {y:.1f}H{frame.right}"/>')
+        parts.append(_text(frame.left - 6, y + 4, words, "tick", "end"))
+    for value, words in frame.chart.x.ticks:
+        x, _ = frame.at(value, frame.chart.y.low)
+        parts.append(f'<path class="grid" d="M{x:.1f} {frame.top}V{frame.bottom}"/>')
+        for number, word in enumerate(words.split("\n")):
+            parts.append(_text(x, frame.bottom + 15 + 12 * number, word, "tick", "middle"))
+    return parts
+
+
+def _line(frame: _Frame, line: Line) -> list[str]:
+    style = line.style % STYLES
+    parts = [f'<path class="line s{style}" d="{frame.path(line.points)}"/>']
+    if line.broken_off and (finite := line.finite):
+        return [*parts, _cross(*frame.at(*finite[-1]), line.style)]
+    for number in line.marked if line.points else ():
+        if math.isfinite(line.points[number][1]):
+            parts.append(_mark(*frame.at(*line.points[number]), line.style))
+    if line.ringed is not None:
+        x, y = frame.at(*line.points[line.ringed])
+        parts.append(f'<circle class="ring s{style}" cx="{x:.1f}" cy="{y:.1f}" r="8"/>')
+    return parts
+
+
+def _end_labels(frame: _Frame) -> list[str]:
+    """The lines' names right of their ends, moved apart where they would overlap."""
+    ends = []
+    for line in frame.chart.lines:
+        if finite := line.finite:
+            ends.append((*frame.at(*finite[-1]), line, balanced(line.label, _LABEL_WIDTH)))
+    ends.sort(key=lambda end: end[1])
+    heights = [_LINE_HEIGHT * (len(words) + bool(line.value)) for _, _, line, words in ends]
+    centres = apart([y for _, y, _, _ in ends], heights, 0, HEIGHT - 8)
+    parts = []
+    for (x, y, line, words), height, centre in zip(ends, heights, centres, strict=True):
+        style, left = line.style % STYLES, frame.right + 18
+        parts.append(
+            f'<path class="leader s{style}" d="M{x + 6:.1f} {y:.1f}L{left - 3} {centre:.1f}"/>'
+        )
+        for number, text in enumerate([*words, line.value] if line.value else words):
+            down = centre - height / 2 + _LINE_HEIGHT * number + 11
+            kind = "label" if number < len(words) else "label value"
+            parts.append(_text(left, down, text, f"{kind} t{style}"))
+    return parts
+
+
+def apart(
+    wanted: Sequence[float], heights: Sequence[float], low: float, high: float, gap: float = 5
+) -> list[float]:
+    """Centres near the wanted ones, which rise, such that boxes around them do not overlap.
+
+    >>> apart([10, 12, 50], [10, 10, 10], 0, 60, gap=0)
+    [10, 20.0, 50]
+    """
+    centres = list(wanted)
+    edge = low
+    for i, height in enumerate(heights):
+        centres[i] = max(centres[i], edge + height / 2)
+        edge = centres[i] + height / 2 + gap
+    edge = high
+    for i in reversed(range(len(centres))):
+        centres[i] = min(centres[i], edge - heights[i] / 2)
+        edge = centres[i] - heights[i] / 2 - gap
+    return centres
+
+
+def balanced(words: str, width: int) -> list[str]:
+    """Words in as few lines as `width` characters allow, and the lines as even as may be.
+
+    >>> balanced("Vanilla, TReLU (TAT)", 14)
+    ['Vanilla,', 'TReLU (TAT)']
+    """
+    fewest = len(wrap(words, width))
+    return next(lines for w in range(1, width + 1) if len(lines := wrap(words, w)) == fewest)
+
+
+def _key(frame: _Frame) -> list[str]:
+    """The lines' names in the lower right corner, each beside a piece of its line."""
+    parts = []
+    y = frame.bottom - 10 - 2 * _LINE_HEIGHT * len(frame.chart.lines)
+    for line in frame.chart.lines:
+        style, right = line.style % STYLES, frame.right - 44
+        parts.append(f'<path class="line s{style}" d="M{right + 6} {y + 7}h32"/>')
+        parts.append(_mark(right + 22, y + 7, line.style))
+        parts.append(_text(right, y + 11, line.label, f"label t{style}", "end"))
+        parts.append(_text(right, y + 24, line.value, f"label value t{style}", "end"))
+        y += 2 * _LINE_HEIGHT
+    return parts
+
+
+def _mark(x: float, y: float, style: int) -> str:
+    """A disc, a square, a triangle or a diamond: styles differ without colour, too."""
+    shape = (
+        "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+        "m-3.5-3.5h7v7h-7z",
+        "m0-5l4.6 8h-9.2z",
+        "m0-5l5 5l-5 5l-5-5z",
+    )[style % STYLES]
+    return f'<path class="mark f{style % STYLES}" d="M{x:.1f} {y:.1f}{shape}"/>'
+
+
+def _cross(x: float, y: float, style: int) -> str:
+    return f'<path class="cross s{style % STYLES}" d="M{x:.1f} {y:.1f}m-4.5-4.5l9 9m0-9l-9 9"/>'
+
+
+def _text(x: float, y: float, words: str, kind: str, anchor: str = "start") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text class="{kind}" {place}>{escape(words)}</text>'

@@ -1,0 +1,169 @@
+"""Checkpoints that are there as a whole or not at all.
+
+A run's folder has `checkpoints/step-00000500/` and so on, each with
+
+- `model.safetensors`: weights and buffers of the model,
+- `average.safetensors`: those of its moving average, if there is one,
+- `state.pt`: optimiser, position in schedule and data, random states,
+- `manifest.json`: the SHA-256 of each of them, by which damage is seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+FOLDER = "checkpoints"
+MODEL, AVERAGE, STATE, MANIFEST = (
+    "model.safetensors",
+    "average.safetensors",
+    "state.pt",
+    "manifest.json",
+)
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written."""
+
+
+class DamagedCheckpointWarning(UserWarning):
+    """A checkpoint was passed over because it is not what was written."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is needed to go on after `step`."""
+
+    step: int
+    weights: Mapping[str, Tensor]
+    state: Mapping[str, Any]
+    average: Mapping[str, Tensor] | None = None
+
+
+class Checkpoints:
+    """The checkpoints of a run, of which the newest `keep` are kept."""
+
+    def __init__(self, run: Path, keep: int = 3) -> None:
+        if keep < 1:
+            raise ValueError(f"{keep} checkpoints were to be kept; keep 1 or more.")
+        self.folder = run / FOLDER
+        self.keep = keep
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint, then remove those too old to keep."""
+        path = self.folder / f"step-{checkpoint.step:08d}"
+        partial = path.with_name(path.name + ".partial")
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            _write_files(partial, checkpoint)
+            shutil.rmtree(path, ignore_errors=True)  # one that was found damaged
+            partial.rename(path)
+            _flush(self.folder)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise CheckpointError(self._unwritten(checkpoint.step, error)) from error
+        for old in self.paths()[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+        return path
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole, or None; damaged ones are warned of."""
+        for path in reversed(self.paths()):
+            try:
+                return _read(path)
+            except (OSError, ValueError) as error:
+                warnings.warn(
+                    f"The checkpoint {path} is damaged ({error}), so the one before it is taken.",
+                    DamagedCheckpointWarning,
+                    stacklevel=2,
+                )
+        return None
+
+    def paths(self) -> list[Path]:
+        """Folders of all checkpoints, the oldest first."""
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted(path for path in found if re.fullmatch(r"step-\d{8,}", path.name))
+
+    def steps(self) -> list[int]:
+        """The steps that there are checkpoints of, in order."""
+        return [int(path.name.removeprefix("step-")) for path in self.paths()]
+
+    def last(self) -> str:
+        """The newest checkpoint, in words."""
+        paths = self.paths()
+        return str(paths[-1]) if paths else "none"
+
+    def _unwritten(self, step: int, error: OSError) -> str:
+        return (
+            f"The checkpoint of step {step} could not be written to {self.folder}: "
+            f"{error.strerror or error}. The last one that is whole: {self.last()}. Make room, "
+            "then go on with --resume."
+        )
+
+
+def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
+    # Serialised in memory first: then the disk is the only thing that can fail, with an OSError.
+    files = {MODEL: _tensors(checkpoint.weights), STATE: _pickled(checkpoint.state)}
+    if checkpoint.average is not None:
+        files[AVERAGE] = _tensors(checkpoint.average)
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    files[MANIFEST] = json.dumps({"step": checkpoint.step, "sha256": sums}, indent=2).encode()
+    for name, content in files.items():
+        with (folder / name).open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    _flush(folder)
+
+
+def _tensors(weights: Mapping[str, Tensor]) -> bytes:
+    # Cloned, because safetensors wants each tensor contiguous and none to share its memory.
+    plain = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in weights.items()
+    }
+    return safetensors.torch.save(plain)
+
+
+def _pickled(state: Mapping[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    return buffer.getvalue()
+
+
+def _read(path: Path) -> Checkpoint:
+    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    files = {name: (path / name).read_bytes() for name in manifest["sha256"]}
+    for name, content in files.items():
+        if hashlib.sha256(content).hexdigest() != manifest["sha256"][name]:
+            raise ValueError(f"{name} is not what was written")
+    average = files.get(AVERAGE)
+    return Checkpoint(
+        manifest["step"],
+        safetensors.torch.load(files[MODEL]),
+        torch.load(io.BytesIO(files[STATE]), map_location="cpu", weights_only=True),
+        None if average is None else safetensors.torch.load(average),
+    )
+
+
+def _flush(folder: Path) -> None:
+    """Make the names in `folder` as durable as the files."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

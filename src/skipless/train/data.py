@@ -1,0 +1,193 @@
+r"""Data sets by name: `load_data("cifar10")` has a training part and a validation part.
+
+| name                                     | images                                              |
+|------------------------------------------|-----------------------------------------------------|
+| `digits`                                 | 8 x 8, grey, 10 classes; comes with scikit-learn    |
+| `fashion-mnist`                          | 28 x 28, grey, 10 classes                           |
+| `cifar10`                                | 32 x 32, colour, 10 classes                         |
+| `imagefolder:PATH`                       | image files PATH/train/CLASS/\*, PATH/val/CLASS/\*  |
+| `parquet:PATH`                           | Parquet files PATH/train-\*, PATH/validation-\*     |
+| `hf:NAME`                                | a data set of Hugging Face, by name or by folder    |
+| `synthetic:SHAPE[:CLASSES[:SAMPLES]]`    | random images, such as `synthetic:3x32x32`          |
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .images import USUAL_SIZE, ImageSplit, image_folder
+from .standard import cifar10, digits, fashion_mnist
+from .synthetic import synthetic
+from .tables import hugging_face, parquet
+
+CHANCES = 3  # numbers that decide on a sample's augmentation: row, column, mirror
+_STANDARD = ("digits", "fashion-mnist", "cifar10")
+
+
+class Split(Protocol):
+    """One part of a data set."""
+
+    @property
+    def slow(self) -> bool:
+        """Whether loading takes so long that worker processes help."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def load(self, indices: Sequence[int], chances: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Images, float32 (n, channels, height, width), standardised, and labels, int64 (n,).
+
+        `chances` (n, CHANCES) are uniform numbers in [0, 1) that decide on crops and mirrors;
+        without them nothing is augmented.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set; `shape` is that of a sample as delivered: channels, height, width."""
+
+    name: str
+    num_classes: int
+    shape: tuple[int, int, int]
+    train: Split
+    validation: Split
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some of the samples of a split."""
+
+    whole: Split
+    chosen: Tensor
+
+    @property
+    def slow(self) -> bool:
+        return self.whole.slow
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def load(self, indices: Sequence[int], chances: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.whole.load(self.chosen[torch.as_tensor(indices)].tolist(), chances)
+
+
+def data_names() -> tuple[str, ...]:
+    """Every name that `load_data` takes; what is in capitals is to be filled in."""
+    return (*_STANDARD, "imagefolder:PATH", "parquet:PATH", "hf:NAME", "synthetic:SHAPE")
+
+
+def load_data(
+    name: str,
+    *,
+    folder: Path | None = None,
+    image_size: int | None = None,
+    augment: bool | None = None,
+    train_size: int | None = None,
+    validation_size: int | None = None,
+) -> Data:
+    """The data set of that name.
+
+    `folder` is where the files of `fashion-mnist` and `cifar10` are; otherwise they are looked for
+    in $SKIPLESS_DATA, in ~/.cache/skipless, and where the system keeps them. `image_size` is the
+    side of the window that is taken from image files. `augment` overrides what is usual: CIFAR-10
+    and image files are shifted and mirrored, the others are not. With `train_size` or
+    `validation_size` only so many samples are kept, drawn once and for all.
+
+    >>> data = load_data("digits", train_size=100)
+    >>> data.num_classes, data.shape, len(data.train), len(data.validation)
+    (10, (1, 8, 8), 100, 360)
+    """
+    kind, colon, rest = name.partition(":")
+    _demand_known(name, kind, bool(colon), rest)
+    _demand_fitting(name, kind, folder, image_size, augment)
+    if kind in _STANDARD:
+        classes, shape, train, validation = _standard(kind, folder, augment)
+    elif kind == "synthetic":
+        train, validation = synthetic(rest)
+        classes, shape = train.num_classes, train.shape
+    else:
+        size = image_size or USUAL_SIZE
+        classes, train, validation = _images(kind, rest, size, augment)
+        shape = (3, size, size)
+    return Data(
+        name,
+        classes,
+        shape,
+        _kept(train, train_size, f"training samples of {name}"),
+        _kept(validation, validation_size, f"validation samples of {name}"),
+    )
+
+
+def _standard(
+    kind: str, folder: Path | None, augment: bool | None
+) -> tuple[int, tuple[int, int, int], Split, Split]:
+    match kind:
+        case "digits":
+            return 10, (1, 8, 8), *digits(augment)
+        case "fashion-mnist":
+            return 10, (1, 28, 28), *fashion_mnist(folder, augment)
+        case _:
+            return 10, (3, 32, 32), *cifar10(folder, augment)
+
+
+def _images(
+    kind: str, rest: str, size: int, augment: bool | None
+) -> tuple[int, ImageSplit, ImageSplit]:
+    match kind:
+        case "imagefolder":
+            return image_folder(Path(rest).expanduser(), size, augment)
+        case "parquet":
+            return parquet(Path(rest).expanduser(), size, augment)
+        case _:
+            return hugging_face(rest, size, augment)
+
+
+def _demand_known(name: str, kind: str, colon: bool, rest: str) -> None:
+    forms = {form.split(":")[0]: form for form in data_names()}
+    form = forms.get(kind)
+    if form is None:
+        near = difflib.get_close_matches(kind.lower(), forms, n=1, cutoff=0.5)
+        hint = f"Did you mean {forms[near[0]]}? " if near else ""
+        raise ValueError(
+            f"There is no data set {name!r}. {hint}The names are {', '.join(data_names())}."
+        )
+    if (":" in form) != bool(colon and rest):
+        raise ValueError(f"The data set {name!r} was asked for, but its name has the form {form}.")
+
+
+def _demand_fitting(
+    name: str, kind: str, folder: Path | None, image_size: int | None, augment: bool | None
+) -> None:
+    """Raise if an option was given that does not belong to this kind of data set."""
+    if folder is not None and kind not in ("fashion-mnist", "cifar10"):
+        raise ValueError(
+            f"The folder {folder} was given for {name}, but only fashion-mnist and cifar10 are "
+            "looked for in a folder. Leave it out."
+        )
+    if image_size is not None and kind not in ("imagefolder", "parquet", "hf"):
+        raise ValueError(
+            f"An image size of {image_size} was asked for, but the images of {name} have their "
+            "own. Leave it out."
+        )
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"An image size of {image_size} was asked for; give a positive one.")
+    if augment and kind == "synthetic":
+        raise ValueError("Synthetic images are random already, and not augmented: leave it out.")
+
+
+def _kept(split: Split, size: int | None, what: str) -> Split:
+    """`split`, or `size` of its samples, which are the same ones every time."""
+    if size is None or size == len(split):
+        return split
+    if not 0 < size < len(split):
+        raise ValueError(f"{size} {what} were asked for, but there are {len(split)}.")
+    generator = torch.Generator().manual_seed(0)
+    return Part(split, torch.randperm(len(split), generator=generator)[:size].sort().values)

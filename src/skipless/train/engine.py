@@ -1,0 +1,304 @@
+"""The training loop: steps, lines in the journal, evaluations and checkpoints, until the end.
+
+What a run does depends on its settings and on the step alone: the order of the data, crops, flips
+and the learning rate are functions of the step, and everything else is in the checkpoint. So a run
+that was stopped, or killed, goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from .batches import Batches
+from .checkpoint import Checkpoint, Checkpoints
+from .data import Data
+from .evaluation import evaluate
+from .interruption import Interruption
+from .journal import Log
+from .process import Process
+from .random_state import random_state, restore_random_state
+from .schedule import Schedule
+from .settings import Settings
+from .window import Window
+
+_USUAL_WARMUP = 5  # epochs, as in the paper (appendix D)
+
+
+class DivergedError(ArithmeticError):
+    """The loss, or a weight, is no number any more."""
+
+    exit_code = 1  # of the command line: an outcome, where 2 is for bad input
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Where a run came to: `finished`, or stopped on the way, with everything saved."""
+
+    step: int
+    total: int
+
+    @property
+    def finished(self) -> bool:
+        return self.step == self.total
+
+
+class Engine:
+    """A model, its optimiser and data, ready to be trained.
+
+    The model is on its device, in the memory format of the settings, before the optimiser is made.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        data: Data,
+        settings: Settings,
+        process: Process = Process(),  # noqa: B008 - frozen
+        normalize: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.settings, self.process = settings, process
+        self.model, self.optimizer = model, optimizer
+        self.training = Batches(
+            data.train,
+            settings.batch_size,
+            settings.seed,
+            process.rank,
+            process.world,
+            settings.accumulate,
+            settings.workers,
+            normalize,
+        )
+        self.validation = Batches(
+            data.validation,
+            settings.batch_size,
+            rank=process.rank,
+            world=process.world,
+            workers=settings.workers,
+            normalize=normalize,
+        )
+        if not self.training.steps:
+            raise ValueError(
+                f"Batches of {settings.batch_size} were asked for, but there are only "
+                f"{len(data.train)} images for training. Make them smaller."
+            )
+        self.total = settings.steps or settings.epochs * self.training.steps
+        self.schedule = Schedule(settings.schedule, self.total, self._warmup())
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        self.network = _parallel(model, process)
+        if settings.compile:
+            self.network.compile()
+        self.average: AveragedModel | None = None
+        if settings.average is not None:
+            decay = get_ema_multi_avg_fn(settings.average)
+            self.average = AveragedModel(model, multi_avg_fn=decay)
+        self.step = 0
+        self.seconds = 0.0
+        self.window = Window()
+
+    def _warmup(self) -> int:
+        if self.settings.warmup is None:
+            return min(_USUAL_WARMUP * self.training.steps, self.total // 10)
+        return round(self.settings.warmup * self.training.steps)
+
+    def run(self, folder: Path, *, resume: bool = False, progress: bool = True) -> Ending:
+        """Train until the end, or until a signal asks to stop, leaving records in `folder`.
+
+        With `resume`, go on from the newest checkpoint there, if there is one.
+        """
+        checkpoints = Checkpoints(folder, self.settings.keep)
+        torch.manual_seed(self.settings.seed + 1_000_003 * self.process.rank)  # for dropout
+        if resume and (found := checkpoints.newest()) is not None:
+            self._restore(found)
+        with (
+            Interruption() as interruption,
+            Log(
+                folder,
+                self.step,
+                self.total,
+                quiet=not self.process.leads,
+                progress=progress,
+            ) as log,
+        ):
+            self._loop(checkpoints, log, interruption)
+        return Ending(self.step, self.total)
+
+    def _loop(self, checkpoints: Checkpoints, log: Log, interruption: Interruption) -> None:
+        batches = self._batches()
+        stop, saved = False, self.step if checkpoints.paths() else None
+        while self._evaluate(log, interruption) and self.step < self.total and not stop:
+            self.window.resume_clock()
+            try:
+                parts = list(islice(batches, self.settings.accumulate))
+            except OSError:
+                if interruption.requested and self.process.world == 1:
+                    break  # the signal was for everyone, and the workers that load images are gone
+                raise
+            self._train_step(parts)
+            self.seconds += self.window.stop_clock()
+            stop, bad = self.process.any_of([interruption.requested, self._looks_bad()])
+            if bad:
+                raise self._diverged(checkpoints)
+            if self.step % self.settings.log_every == 0 or self.step == self.total:
+                self._log(log)
+            log.advance(self.step)
+            if self._checkpoint_due():
+                self._save(checkpoints)
+                saved = self.step
+        if saved != self.step:
+            self._save(checkpoints)
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The parts of all steps that are left."""
+        epoch, first = divmod(self.step, self.training.steps)
+        while True:
+            yield from self.training.epoch(epoch, first)
+            epoch, first = epoch + 1, 0
+
+    def _train_step(self, parts: list[tuple[Tensor, Tensor]]) -> None:
+        factor = self.schedule.factor(self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+        self.optimizer.zero_grad(set_to_none=True)
+        losses, hits, images = [], [], 0
+        for number, (inputs, labels) in enumerate(parts, start=1):
+            labels = labels.to(self.process.device, non_blocking=True)
+            # Gradients of all processes are averaged once, with those of the last part.
+            with self._apart() if number < len(parts) else nullcontext():
+                logits = self._forward(self.network, inputs)
+                loss = F.cross_entropy(
+                    logits.float(), labels, label_smoothing=self.settings.label_smoothing
+                )
+                (loss / len(parts) if len(parts) > 1 else loss).backward()
+            losses.append(loss.detach())
+            hits.append((logits.detach().argmax(dim=1) == labels).sum())
+            images += len(labels)
+        if self.settings.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        self.step += 1
+        whole = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+        self.window.add(whole, hits[0] if len(hits) == 1 else torch.stack(hits).sum(), images)
+
+    def _forward(self, network: nn.Module, images: Tensor) -> Tensor:
+        device = self.process.device
+        layout = torch.channels_last if self.settings.channels_last else torch.preserve_format
+        images = images.to(device, non_blocking=True, memory_format=layout)
+        with torch.autocast(
+            device.type, torch.bfloat16, enabled=self.settings.precision == "bfloat16"
+        ):
+            return network(images)
+
+    def _apart(self) -> AbstractContextManager[None]:
+        network = self.network
+        return network.no_sync() if isinstance(network, DistributedDataParallel) else nullcontext()
+
+    def _looks_bad(self) -> bool:
+        # Asking a GPU for each loss would stall it, so its losses are looked at together.
+        if self.process.device.type == "cpu":
+            return self.window.last_is_bad()
+        due = self.step % self.settings.log_every == 0 or self._checkpoint_due()
+        return (due or self.step == self.total) and self.window.bad_step() is not None
+
+    def _diverged(self, checkpoints: Checkpoints) -> DivergedError:
+        back, loss = self.window.bad_step() or (0, math.nan)  # or it was another process's
+        step = self.step - back
+        rate = max(group["initial_lr"] for group in self.optimizer.param_groups)
+        return DivergedError(
+            f"The loss is {loss} at step {step} of {self.total}, with learning rate "
+            f"{rate * self.schedule.factor(step - 1):.4g}. The last good checkpoint: "
+            f"{checkpoints.last()}. Lower the learning rate, lengthen the warm-up, or clip "
+            "gradients."
+        )
+
+    def _log(self, log: Log) -> None:
+        values = self.window.summary(self.process)
+        rate = self.optimizer.param_groups[0]["lr"]
+        epoch = self.step / self.training.steps
+        log.write(
+            "train",
+            self.step,
+            {"epoch": epoch, "learning_rate": rate, **values, "seconds": self.seconds},
+        )
+
+    def _evaluate(self, log: Log, interruption: Interruption) -> bool:
+        """Evaluate if it is time to, and was not done before a stop; False if asked to stop."""
+        period = self.settings.evaluate_every * self.training.steps
+        if self.step != self.total and (self.step == 0 or self.step % period):
+            return True
+        for kind, network in (("validation", self.model), ("average", self.average)):
+            if network is None or self.process.any_of([log.has(kind, self.step)])[0]:
+                continue
+            found = evaluate(
+                network,
+                self.validation.once(),
+                self.process,
+                self._forward,
+                stopping=lambda: interruption.requested,
+            )
+            if found is None:
+                return False
+            epoch = self.step / self.training.steps
+            log.write(kind, self.step, {"epoch": epoch, **found, "seconds": self.seconds})
+        return True
+
+    def _checkpoint_due(self) -> bool:
+        period = self.settings.checkpoint_every or self.training.steps
+        return self.step % period == 0 or self.step == self.total
+
+    def _save(self, checkpoints: Checkpoints) -> None:
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            raise self._diverged(checkpoints)  # by this step; the loss would be the next one
+        own = {"random": random_state(self.process.device), "window": self.window.state()}
+        everyones = self.process.gathered(own)
+        if not self.process.leads:
+            return
+        state: dict[str, Any] = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "optimizer": self.optimizer.state_dict(),
+            "processes": everyones,
+        }
+        average = None
+        if self.average is not None:
+            average = self.average.module.state_dict()
+            state["averaged"] = int(self.average.n_averaged)
+        checkpoints.save(Checkpoint(self.step, self.model.state_dict(), state, average))
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        state = checkpoint.state
+        self.model.load_state_dict(checkpoint.weights)
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None and checkpoint.average is not None:
+            self.average.module.load_state_dict(checkpoint.average)
+            self.average.n_averaged.fill_(state["averaged"])
+        self.step, self.seconds = checkpoint.step, state["seconds"]
+        if len(state["processes"]) == self.process.world:
+            own = state["processes"][self.process.rank]
+            restore_random_state(own["random"], self.process.device)
+            self.window.restore(own["window"], self.process.device)
+
+
+def _parallel(model: nn.Module, process: Process) -> nn.Module:
+    if process.world == 1:
+        return model
+    cuda = process.device.type == "cuda"
+    if cuda:  # statistics over the whole batch, as one process has them; there is none for CPUs
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return DistributedDataParallel(model, device_ids=[process.device.index] if cuda else None)

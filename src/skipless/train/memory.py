@@ -1,0 +1,83 @@
+"""How much memory training will take, found by doing one small step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that one process holds at the end of a forward pass, by what they are for."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def estimated_memory(
+    model: nn.Module, optimizer: Optimizer, images: Tensor, batch_size: int
+) -> Memory:
+    """What a step on `batch_size` images will hold, from a real one on the few `images`.
+
+    **The step changes the weights.** Counted is what the backward pass will read; buffers inside of
+    kernels come on top.
+    """
+    labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+    loss = F.cross_entropy(model(images), labels)
+    own = list(model.parameters()) + list(model.buffers())
+    known = {tensor.untyped_storage().data_ptr() for tensor in own}
+    saved = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in _saved(loss)
+    }
+    activations = sum(size for pointer, size in saved.items() if pointer not in known)
+    loss.backward()
+    optimizer.step()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    states = [v for s in optimizer.state_dict()["state"].values() for v in _tensors(s)]
+    return Memory(
+        _bytes(own), _bytes(gradients), _bytes(states), activations * batch_size // len(images)
+    )
+
+
+def _saved(loss: Tensor) -> Iterator[Tensor]:
+    """All tensors that the backward pass of `loss` keeps."""
+    # Hooks on saved tensors would see them too, but activations that notice hooks save more.
+    waiting: list[Node | None] = [loss.grad_fn]
+    seen: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for name in dir(node):
+            if name.startswith("_saved_") and isinstance(value := getattr(node, name), Tensor):
+                yield value
+        waiting += [after for after, _ in node.next_functions]
+
+
+def _tensors(state: object) -> Iterator[Tensor]:
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from _tensors(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from _tensors(value)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

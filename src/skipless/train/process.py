@@ -1,0 +1,99 @@
+"""This process among those that train together, as `torchrun` started them, and its device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+@dataclass(frozen=True)
+class Process:
+    """Which of `world` processes this one is, and the device that it computes on."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes files and talks to the user."""
+        return self.rank == 0
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum of `values` over all processes."""
+        if self.world == 1:
+            return values
+        values = values.clone()
+        dist.all_reduce(values)
+        return values
+
+    def any_of(self, flags: Sequence[bool]) -> list[bool]:
+        """For each flag, whether it is set in any process."""
+        if self.world == 1:
+            return list(flags)
+        # On the CPU, so that no GPU has to be waited for.
+        values = torch.tensor(flags, dtype=torch.int32)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        return [bool(value) for value in values.tolist()]
+
+    def gathered(self, value: T) -> list[T]:
+        """The values of all processes, by rank."""
+        if self.world == 1:
+            return [value]
+        values: list[T] = [value] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+
+@contextmanager
+def joined(device: str = "auto", threads: int | None = None) -> Iterator[Process]:
+    """This process, connected to the others if `torchrun` started several.
+
+    On the CPU denormal numbers are taken as zero: in degenerate deep networks they are everywhere,
+    and a hundred times slower than others. Call this before the first computation, because threads
+    take the setting over when they start.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    world = _number("WORLD_SIZE", 1)
+    chosen = _device(device)
+    if world == 1:
+        yield Process(device=chosen)
+        return
+    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+    dist.init_process_group(backend)
+    try:
+        yield Process(dist.get_rank(), world, chosen)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(name: str) -> torch.device:
+    if name not in DEVICES:
+        raise ValueError(f"Device {name!r} was asked for; the devices are {', '.join(DEVICES)}.")
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
+    if name == "auto":
+        name = next(kind for kind in ("cuda", "mps", "cpu") if there[kind])
+    if not there[name]:
+        raise ValueError(f"Device {name} was asked for, but PyTorch sees none here. Use cpu.")
+    if name != "cuda":
+        return torch.device(name)
+    chosen = torch.device("cuda", _number("LOCAL_RANK", 0))
+    torch.cuda.set_device(chosen)
+    return chosen
+
+
+def _number(variable: str, default: int) -> int:
+    return int(os.environ.get(variable, default))

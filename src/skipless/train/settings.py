@@ -1,0 +1,52 @@
+"""How to train, whatever is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that the engine can be told.
+
+    `batch_size` is that of a step, over all processes and accumulated parts. `average` is the decay
+    of the moving average of the weights, `clip` the largest norm of a gradient. `checkpoint_every`
+    counts steps; without it there is one after each epoch.
+    """
+
+    epochs: int = 90
+    batch_size: int = 128
+    steps: int | None = None  # instead of what `epochs` amounts to
+    schedule: Literal["step", "cosine", "constant"] = "step"
+    warmup: float | None = None  # epochs; the paper's 5, but at most a tenth of the run
+    label_smoothing: float = 0.0
+    accumulate: int = 1
+    precision: Precision = "float32"
+    channels_last: bool = False
+    compile: bool = False
+    average: float | None = None
+    clip: float | None = None
+    seed: int = 0
+    workers: int = 0
+    log_every: int = 10
+    evaluate_every: int = 1
+    checkpoint_every: int | None = None
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        least = {"epochs": 1, "batch_size": 1, "steps": 1, "accumulate": 1, "log_every": 1}
+        least |= {"evaluate_every": 1, "checkpoint_every": 1, "keep": 1, "workers": 0, "warmup": 0}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise ValueError(f"{name} = {value} was asked for; give {smallest} or more.")
+        for name, given in (("label_smoothing", self.label_smoothing), ("average", self.average)):
+            if given is not None and not 0.0 <= given < 1.0:
+                raise ValueError(
+                    f"{name} = {given} was asked for; give 0 or more, and less than 1."
+                )
+        if self.clip is not None and not self.clip > 0.0:
+            raise ValueError(f"clip = {self.clip} was asked for; a largest norm is more than 0.")

@@ -1,0 +1,115 @@
+"""The small data sets that everybody knows: digits, Fashion-MNIST, CIFAR-10; each in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .arrays import ArraySplit, channel_statistics
+from .formats import Bytes, Labelled, read_cifar, read_idx
+from .places import CIFAR10, CIFAR10_PARTS, FASHION_MNIST, Place
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How far images are shifted, whether they are mirrored, and whether that is usual."""
+
+    pad: int
+    flip: bool
+    usual: bool
+
+
+def digits(augment: bool | None) -> tuple[ArraySplit, ArraySplit]:
+    """1,437 training and 360 validation images of 8 x 8 handwritten digits, from scikit-learn.
+
+    The validation part holds a fifth of every class, drawn once and for all.
+    """
+    try:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "digits come with scikit-learn, which is not installed: pip install 'skipless[train]'"
+        ) from None
+    pixels, labels = load_digits(return_X_y=True)
+    train, validation = train_test_split(
+        np.arange(len(labels)), test_size=360, stratify=labels, random_state=0
+    )
+    images = np.asarray(pixels, dtype=np.uint8).reshape(-1, 1, 8, 8)  # 17 shades of grey
+    numbers = np.asarray(labels, dtype=np.int64)
+    return _splits(
+        (images[train], numbers[train]),
+        (images[validation], numbers[validation]),
+        Augmentation(pad=1, flip=False, usual=False),  # a mirrored digit is none
+        augment,
+    )
+
+
+def fashion_mnist(folder: Path | None, augment: bool | None) -> tuple[ArraySplit, ArraySplit]:
+    """60,000 training and 10,000 validation images of 28 x 28 pieces of clothing."""
+    there = FASHION_MNIST.folder(folder)
+    arrays = [_read(FASHION_MNIST, there, file, folder, read_idx) for file in FASHION_MNIST.files]
+    return _splits(
+        _clothing(arrays[0], arrays[1], f"The train files in {there}", folder),
+        _clothing(arrays[2], arrays[3], f"The t10k files in {there}", folder),
+        Augmentation(pad=4, flip=True, usual=False),
+        augment,
+    )
+
+
+def _clothing(images: Bytes, labels: Bytes, files: str, given: Path | None) -> Labelled:
+    if labels.ndim != 1 or not len(labels) or images.shape != (len(labels), 28, 28):
+        found = f"images of shape {images.shape} and labels of shape {labels.shape}"
+    elif labels.max() > 9:
+        found = f"the label {labels.max()}"
+    else:
+        return images[:, None], labels.astype(np.int64)
+    raise ValueError(
+        f"{files} hold {found}, not n images of 28 x 28 with n labels from 0 to 9. Repair them: "
+        f"{FASHION_MNIST.command(given)}"
+    )
+
+
+def cifar10(folder: Path | None, augment: bool | None) -> tuple[ArraySplit, ArraySplit]:
+    """50,000 training and 10,000 validation images of 32 x 32 in colour."""
+    there = CIFAR10.folder(folder)
+    batches = [_read(CIFAR10, there, file, folder, read_cifar) for file in CIFAR10_PARTS]
+    images, labels = zip(*batches[:-1], strict=True)
+    return _splits(
+        (np.concatenate(images), np.concatenate(labels)),
+        batches[-1],
+        Augmentation(pad=4, flip=True, usual=True),
+        augment,
+    )
+
+
+def _read(
+    place: Place, folder: Path, name: str, given: Path | None, reader: Callable[[Path], T]
+) -> T:
+    path = place.file(folder, name, given)
+    try:
+        return reader(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}. Repair it: {place.command(given)}") from None
+
+
+def _splits(
+    train: Labelled, validation: Labelled, augmentation: Augmentation, augment: bool | None
+) -> tuple[ArraySplit, ArraySplit]:
+    images, labels = (torch.from_numpy(array) for array in train)
+    mean, std = channel_statistics(images)
+    on = augmentation.usual if augment is None else augment
+    pad, flip = (augmentation.pad, augmentation.flip) if on else (0, False)
+    held_out: list[Tensor] = [torch.from_numpy(array) for array in validation]
+    return (
+        ArraySplit(images, labels, mean, std, pad, flip),
+        ArraySplit(held_out[0], held_out[1], mean, std),
+    )

@@ -1,0 +1,56 @@
+"""Which names there are, and what a wrong one is told."""
+
+import pytest
+
+from skipless.models import create_model, list_models
+from skipless.models.names import parsed
+from skipless.models.plans import nearest_wide_depths
+
+
+def test_the_well_known_networks_are_listed_by_pattern() -> None:
+    assert {"resnet50", "resnet101", "wide_resnet100", "wide_resnet304", "mlp50"} < {*list_models()}
+    assert list_models("wide_*0") == ["wide_resnet40", "wide_resnet100"]
+    assert list_models("resnet1?") == ["resnet18"]
+    assert list_models("vgg*") == []
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_listed_name_is_one_with_or_without_a_colon(name: str) -> None:
+    family, depth = parsed(name)
+    assert name == f"{family}{depth}"
+    assert parsed(f"{family}:{depth}") == (family, depth)
+
+
+def test_any_depth_of_an_mlp_and_any_6n_plus_4_of_a_wide_resnet_is_taken() -> None:
+    assert parsed("mlp:1") == ("mlp", 1)
+    assert parsed("mlp777") == ("mlp", 777)
+    legal = {6 * n + 4 for n in range(1, 60)}
+    for depth in range(1, 300):
+        if depth in legal:
+            assert parsed(f"wide_resnet{depth}") == ("wide_resnet", depth)
+            continue
+        with pytest.raises(ValueError, match="6n \\+ 4"):
+            parsed(f"wide_resnet{depth}")
+        nearest = nearest_wide_depths(depth)
+        below, above = (
+            {d for d in legal if d < depth},
+            {d for d in legal if d > depth},
+        )
+        assert set(nearest) == {*([max(below)] if below else []), min(above)}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("resnet51", r"Did you mean resnet50.*mlp takes any depth"),
+        ("resent50", r"Did you mean resnet50.*wide_resnet any depth 6n \+ 4"),
+        ("wide_resnet:101", r"Use wide_resnet100 or wide_resnet106\."),
+        ("wide_resnet4", r"Use wide_resnet10\."),
+        ("mlp0", r"mlp takes any depth"),
+        ("mlp", r"mlp takes any depth"),
+        ("", r"list_models\(\) has the well-known ones"),
+    ],
+)
+def test_a_wrong_name_is_told_the_nearest_right_ones(name: str, told: str) -> None:
+    with pytest.raises(ValueError, match=f"The model '{name}' was asked for.*{told}"):
+        create_model(name)

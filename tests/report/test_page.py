@@ -1,0 +1,321 @@
+"""The page of a comparison: well-formed, self-contained, true to its numbers, and drawn."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from browser import Browser, chromium
+from skipless.record import Journal, Record, write_run
+from skipless.report.c_maps import CMapCurve
+from skipless.report.comparison import Comparison, Contestant, conclusion, results_table
+from skipless.report.page import page, write_page
+
+NAN = math.nan
+RATES = (0.01, 0.1, 1.0)
+NAMES = ("relu", "t<relu", "resnet")
+LONG_NAMES = ("Vanilla, ReLU (EOC)", "Vanilla, TReLU (TAT)", "ResNet with BatchNorm")
+# https://html.spec.whatwg.org/multipage/syntax.html#void-elements, as far as the page has them.
+VOID = {"meta", "link"}
+# Attributes by which HTML and SVG fetch something.
+FETCHING = {"src", "href", "xlink:href", "srcset", "data", "poster", "action", "background"}
+
+
+def record(folder: Path, top1: float, losses: Sequence[float] = (2.3, 0.7, 0.25)) -> Record:
+    folder.mkdir()
+    write_run(folder, {})
+    journal = Journal(folder)
+    for epoch, loss in enumerate(losses, 1):
+        journal.append("train", 5 * epoch, {"epoch": epoch, "loss": loss, "accuracy": 0.875})
+        value = top1 if epoch == len(losses) else 0.1 * epoch
+        journal.append("validation", 5 * epoch, {"epoch": epoch, "loss": loss, "top1": value})
+    return Record.read(folder)
+
+
+def curve(power: int) -> CMapCurve:
+    """C maps of no network, which send c = 0 to 1 - 2^-power."""
+    c = np.linspace(-1.0, 1.0, 21)
+    whole = 1 - (1 - c) / 2**power
+    return CMapCurve("", c, whole, whole, np.array([0.0, 1 - 2.0**-power]))
+
+
+def contestant(
+    folder: Path, label: str, accuracies: Sequence[float], c_map: CMapCurve | None = None
+) -> Contestant:
+    best = np.nanmax(accuracies) if np.isfinite(accuracies).any() else 0.1
+    return Contestant(
+        label=label,
+        description=f"Says <{label}>, as a sentence for newcomers would.",
+        shortcuts=c_map is None,
+        normalisation=c_map is None,
+        parameters=1234567,
+        curve=c_map,
+        record=record(folder / f"run {len(list(folder.iterdir()))}", float(best)),
+        grid=dict(zip(RATES, accuracies, strict=True)),
+        seconds=41.6,
+    )
+
+
+def comparison(
+    folder: Path, relu: float, trelu: float, resnet: float, names: Sequence[str] = NAMES
+) -> Comparison:
+    return Comparison(
+        title="Deep <em>plain",
+        introduction="What <b>is</b> compared.",
+        contestants=[
+            contestant(folder, names[0], [0.11, relu, NAN], curve(7)),
+            contestant(folder, names[1], [0.12, trelu, NAN], curve(3)),
+            contestant(folder, names[2], [0.13, 0.14, resnet], None),
+        ],
+        validation_images=1000,
+        facts={"seed": "7 & 8"},
+    )
+
+
+class Reader(HTMLParser):
+    """Notes every element and text, and fails where a tag is not closed in its turn."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append((self.open[-1], data))
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+    def within(self, tag: str) -> list[str]:
+        return [text for name, text in self.texts if name == tag]
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Comparison:
+    return comparison(tmp_path, relu=0.25, trelu=0.96, resnet=0.97)
+
+
+def test_the_page_is_well_formed_and_has_every_part_once(example: Comparison) -> None:
+    found = Reader(page(example))
+    assert found.count("h1") == found.count("title") == found.count("main") == 1
+    assert found.count("figure") == found.count("figcaption") == 3
+    assert found.count("table") == found.count("caption") == 3
+    charts = [own for tag, own in found.elements if tag == "svg" and own.get("role") == "img"]
+    assert len(charts) == 5
+    assert all(own["aria-label"] for own in charts)
+    assert all(own.get("scope") for tag, own in found.elements if tag == "th")
+    assert [own.get("lang") for tag, own in found.elements if tag == "html"] == ["en"]
+    assert not any("id" in own for _, own in found.elements)
+
+
+def test_the_page_fetches_nothing(example: Comparison) -> None:
+    text = page(example)
+    found = Reader(text)
+    fetched = [own[k] for _, own in found.elements for k in FETCHING & own.keys()]
+    assert fetched == ["data:,"]  # the icon that a browser would ask for otherwise
+    assert not re.search(r"https?:|//|url\(|@import|@font-face", text)
+    assert found.count("script") == 0
+
+
+def test_words_from_outside_are_escaped(example: Comparison) -> None:
+    text = page(example)
+    found = Reader(text)
+    assert "t<relu" not in text
+    assert "<b>is</b>" not in text
+    assert found.within("h1") == ["Deep <em>plain"]
+    assert "What <b>is</b> compared." in found.within("p")
+    assert "Says <t<relu>, as a sentence for newcomers would." in found.within("span")
+    assert "7 & 8" in found.within("td")
+
+
+def test_the_tables_hold_the_numbers_of_the_runs(example: Comparison) -> None:
+    cells = Reader(page(example)).within("td")
+    one = ["no", "no", "1,234,567", "0.1", "87.5%", "25.0%", "42"]
+    two = ["no", "no", "1,234,567", "0.1", "87.5%", "96.0%", "42"]
+    three = ["yes", "yes", "1,234,567", "1", "87.5%", "97.0%", "42"]
+    grid = ["11.0%", "12.0%", "13.0%", "25.0%", "96.0%", "14.0%", "diverged", "diverged", "97.0%"]
+    assert cells == [*one, *two, *three, *grid, "7 & 8"]
+    rows = [line.split() for line in results_table(example).splitlines()[2:]]
+    assert rows == [["relu", *one], ["t<relu", *two], ["resnet", *three]]
+
+
+def test_the_maps_are_put_into_words_by_their_numbers(example: Comparison) -> None:
+    almost, alike = [text for text in Reader(page(example)).within("li") if "unrelated" in text]
+    # arccos(1 - 1/128) = 7.17°, arccos(1 - 2/128) = 10.14°; with 8 for 128: 28.96° and 41.41°
+    assert "c = 0.992, 7° apart, almost identical." in almost
+    assert "at most 10° apart: the network can hardly tell" in almost
+    assert "c = 0.875, 29° apart, alike, but still distinct." in alike
+    assert "at most 41° apart: the network can still tell" in alike
+
+
+@pytest.mark.parametrize(
+    ("relu", "trelu", "resnet", "said"),
+    [
+        (
+            0.25, 0.9, 0.97,
+            "resnet comes first: it gets 97.0% of the 1,000 validation images right, 7.0 "
+            "percentage points more than t<relu (90.0%) and 72.0 more than relu (25.0%).",
+        ),
+        (
+            0.25, 0.97, 0.9,
+            "t<relu comes first: it gets 97.0% of the 1,000 validation images right, 7.0 "
+            "percentage points more than resnet (90.0%) and 72.0 more than relu (25.0%).",
+        ),
+        (
+            0.25, 0.9701, 0.9699,
+            "t<relu and resnet come first together: each gets 97.0% of the 1,000 validation images "
+            "right, 72.0 percentage points more than relu (25.0%).",
+        ),
+    ],
+)  # fmt: skip
+def test_the_conclusion_follows_the_numbers(
+    tmp_path: Path, relu: float, trelu: float, resnet: float, said: str
+) -> None:
+    assert conclusion(comparison(tmp_path, relu, trelu, resnet)) == said
+
+
+# Two standard errors of the difference at p = 0.97, n = 1000 are 2 sqrt(2 * 0.0291 / 1000) = 1.53 %
+@pytest.mark.parametrize(("trelu", "level"), [(0.956, True), (0.953, False)])
+def test_a_gap_that_may_be_chance_is_called_so(tmp_path: Path, trelu: float, level: bool) -> None:
+    words = conclusion(comparison(tmp_path, 0.25, trelu, 0.97))
+    chance = " a gap of up to 1.5 points can be chance, so resnet and t<relu are about level."
+    assert words.endswith(chance) is level
+
+
+def test_networks_that_diverged_are_reported_as_such(tmp_path: Path) -> None:
+    lost = contestant(tmp_path, "relu", [NAN, NAN, NAN])
+    kept = contestant(tmp_path, "trelu", [NAN, 0.5, NAN])
+    both = Comparison("", "", [lost, kept], 1000, {})
+    assert conclusion(both) == (
+        "trelu gets 50.0% of the 1,000 validation images right. "
+        "relu diverged at every learning rate tried."
+    )
+    assert results_table(both).splitlines()[2].split()[4:7] == ["-", "diverged", "diverged"]
+    assert "nan" not in page(both)
+    assert page(both).count('class="cross') == 6  # five runs, and the end of the accuracies
+
+
+def test_a_loss_that_is_no_number_ends_its_line(tmp_path: Path) -> None:
+    whole = contestant(tmp_path, "relu", [0.1, 0.2, 0.3])
+    broken = replace(whole, record=record(tmp_path / "broken", 0.3, [2.3, 9.0, NAN]))
+    counts = [page(Comparison("", "", [one], 9, {})).count("cross") for one in (whole, broken)]
+    assert counts[1] == counts[0] + 1
+
+
+def test_a_record_of_another_run_than_the_best_is_refused(tmp_path: Path) -> None:
+    one = contestant(tmp_path, "relu", [0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match=r"reached 0\.4 at .* ends at 0\.3\. Give the best run's"):
+        replace(one, grid={0.1: 0.4})
+
+
+@pytest.mark.parametrize(("grid", "said"), [({0.1: 97.0}, "fractions"), ({0.0: 0.3}, "above zero")])
+def test_percent_and_impossible_rates_are_refused(
+    tmp_path: Path, grid: dict[float, float], said: str
+) -> None:
+    one = contestant(tmp_path, "relu", [0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match=said):
+        replace(one, grid=grid)
+
+
+def test_a_page_without_a_folder_is_refused(example: Comparison, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="mkdir -p"):
+        write_page(tmp_path / "missing" / "page.html", example)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+CHARTS = """
+return [...document.querySelectorAll("figure svg.chart")].map(svg => {
+  const box = svg.getBoundingClientRect();
+  const clipped = [...svg.querySelectorAll("text, path, circle")].filter(part => {
+    const own = part.getBoundingClientRect();
+    return own.left < box.left - 1 || own.right > box.right + 1
+      || own.top < box.top - 1 || own.bottom > box.bottom + 1;
+  });
+  const lines = [...svg.querySelectorAll(".line")].map(line => line.getTotalLength());
+  return {width: box.width, height: box.height, lines, clipped: clipped.map(p => p.outerHTML)};
+});
+"""
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_every_chart_whole_on_any_screen(
+    browser: Browser, tmp_path: Path, width: int, scheme: str
+) -> None:
+    example = comparison(tmp_path, 0.25, 0.96, 0.97, LONG_NAMES)
+    browser.resize(width)
+    browser.prefer(scheme)
+    browser.go(write_page(tmp_path / "page.html", example))
+    assert browser.console() == []
+    charts = browser.run(CHARTS)
+    assert [len(chart["lines"]) for chart in charts] == [2 + 2, 2, 3, 3, 3]  # the first has a key
+    for chart in charts:
+        assert chart["width"] > 300
+        assert chart["height"] > 200
+        assert min(chart["lines"]) > 30
+        assert chart["clipped"] == []
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+
+
+CONTRAST = """
+const level = colour => {
+  const [r, g, b] = colour.match(/[0-9.]+/g).slice(0, 3).map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const paper = level(getComputedStyle(document.body).backgroundColor);
+const words = [...document.querySelectorAll("p, li, td, th, caption, figcaption, b, .description")]
+  .map(part => getComputedStyle(part).color);
+const drawn = [...document.querySelectorAll("svg.chart text")]
+  .map(part => getComputedStyle(part).fill);
+return [paper, Math.min(...[...words, ...drawn].map(level).map(
+  own => (Math.max(own, paper) + 0.05) / (Math.min(own, paper) + 0.05)))];
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_words_are_legible_in_light_and_dark(
+    browser: Browser, example: Comparison, tmp_path: Path, scheme: str
+) -> None:
+    browser.prefer(scheme)
+    browser.go(write_page(tmp_path / "page.html", example))
+    paper, contrast = browser.run(CONTRAST)
+    assert (paper > 0.5) is (scheme == "light")
+    assert contrast >= 4.5  # https://www.w3.org/TR/WCAG22/#contrast-minimum
+
+
+def test_the_page_is_printed_light_and_within_the_paper(browser: Browser, tmp_path: Path) -> None:
+    browser.resize(700)  # A4 without its margins, at 96 dots per inch
+    browser.prefer("dark", "print")
+    example = comparison(tmp_path, 0.25, 0.96, 0.97, LONG_NAMES)
+    browser.go(write_page(tmp_path / "page.html", example))
+    assert browser.run(CONTRAST)[0] == 1.0
+    assert browser.run("return document.documentElement.scrollWidth") <= 700

@@ -1,0 +1,191 @@
+"""`skipless train` and `skipless data`, as users call them."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skipless.cli import main
+from skipless.record import Record
+
+TINY = ["--model", "mlp:14", "--width", "8", "--steps", "4", "--device", "cpu"]
+
+
+def test_a_run_leaves_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert main(["train", *TINY, "--seed", "3", "--log-every", "2", "--output", str(folder)]) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert "Finished after 4 steps" in told.out
+    record = Record.read(folder)
+    configuration = record.run["configuration"]
+    assert isinstance(configuration, dict)
+    assert (configuration["model"], configuration["epochs"]) == ("mlp:14", 90)
+    assert record.run["seed"] == 3
+    assert {"git_commit", "versions", "machine", "command", "started"} <= record.run.keys()
+    assert record.series("train", "loss")[0] == [2, 4]
+    assert record.series("validation", "top5")[0] == [4]
+    assert list((folder / "tensorboard").iterdir())
+    assert (folder / "checkpoints" / "step-00000004" / "model.safetensors").is_file()
+
+
+def test_the_events_for_tensorboard_are_those_of_the_journal(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path / "run"
+    main(["train", *TINY, "--log-every", "1", "--output", str(folder)])
+    board = EventAccumulator(str(folder / "tensorboard")).Reload()
+    steps, losses = Record.read(folder).series("train", "loss")
+    events = board.Scalars("train/loss")
+    assert [event.step for event in events] == steps
+    assert [event.value for event in events] == pytest.approx(losses)
+
+
+def test_a_file_gives_options_and_the_command_line_comes_before_it(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('model = "mlp:14"\nwidth = 8\nsteps = 90\noptimizer = "adamw"\n')
+    folder = tmp_path / "run"
+    options = ["--config", str(file), "--steps", "2", "--device", "cpu", "--output", str(folder)]
+    assert main(["train", *options]) == 0
+    configuration = Record.read(folder).run["configuration"]
+    assert isinstance(configuration, dict)
+    assert (configuration["steps"], configuration["optimizer"]) == (2, "adamw")
+
+
+def test_a_dry_run_tells_what_would_be_done_and_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--model", "mlp:20", "--width", "16", "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    # 64 x 16 + 16 into the first layer, 19 x (16 x 16 + 16) further on, 16 x 10 + 10 at the end
+    assert f"{64 * 16 + 16 + 19 * (16 * 16 + 16) + 170:,} parameters" in told
+    assert re.search(r"C_f\(0\) +0\.9000", told)
+    assert re.search(r"lr +0\.0", told)
+    assert "990 steps, 11 an epoch" in told  # 90 epochs of 1,437 // 128
+    assert re.search(r"activations +[\d.]+ MiB", told)
+    assert list(tmp_path.iterdir()) == []
+
+
+def wrong(*options: str) -> list[str]:
+    return ["train", "--device", "cpu", *options]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (wrong("--model", "resnet51"), "resnet51"),
+        (wrong("--model", "mlp:14", "--data", "digitz"), "digits"),
+        (wrong("--data", "imagefolder:/no/such"), "/no/such"),
+        (wrong("--epochs", "0"), "epochs = 0"),
+        (wrong("--epochs", "many"), "many"),
+        (wrong("--batch-size", "5000"), "5000"),
+        (wrong("--eta", "0.9"), "eta was given without a method"),
+        (wrong("--method", "dks", "--eta", "0.9"), "--eta does not belong to dks"),
+        (wrong("--lr", "-1"), "-1"),
+        (wrong("--resume"), "--resume needs --output"),
+        (wrong("--config", "/no/such.toml"), "/no/such.toml"),
+        (wrong("--shortcut-weight", "0.5"), "mlp"),
+        (wrong("--device", "cuda"), "cuda"),
+        (wrong("--warmup", "1000"), "warm-up"),
+        (wrong("--accumulate", "3"), "multiple of 3"),
+        (["data", "mnist"], "mnist"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str
+) -> None:
+    if options[0] == "train" and "--resume" not in options:
+        options = [*options, "--output", str(tmp_path / "run")]
+    assert main(options) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert len(told.err.splitlines()) == 1
+    assert says in told.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_not_overwritten_and_not_continued_as_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "run")
+    assert main(["train", *TINY, "--output", folder]) == 0
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    capsys.readouterr()
+    assert main(["train", *TINY, "--output", folder]) == 2
+    assert "There is a run in" in capsys.readouterr().err
+    assert main(["train", "--resume", "--output", folder, "--lr", "0.7"]) == 2
+    assert "0.7 was asked for" in capsys.readouterr().err
+    assert main(["train", "--resume", "--output", folder]) == 0
+    assert "Finished after 4 steps" in capsys.readouterr().out
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_there_is_nothing_to_resume_where_no_run_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--resume", "--output", str(tmp_path / "typo")]) == 2
+    assert "there is no run in" in capsys.readouterr().err
+
+
+def test_a_run_that_diverges_ends_with_one_line_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    options = ["--lr", "1e6", "--schedule", "constant", "--warmup", "0", "--steps", "30"]
+    assert main(["train", *TINY, *options, "--output", str(folder)]) == 1
+    told = capsys.readouterr().err
+    assert len(told.splitlines()) == 1
+    assert re.search(r"The loss is (nan|inf) at step \d+ of 30, with learning rate 1e\+06", told)
+
+
+def test_data_sets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data"]) == 0
+    told = capsys.readouterr().out
+    for name in ("digits", "fashion-mnist", "cifar10", "imagefolder", "synthetic"):
+        assert name in told
+
+
+def test_what_is_missing_is_not_called_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "cifar10", "--verify", "--folder", str(tmp_path)]) == 2
+    assert f"skipless data cifar10 --folder {tmp_path}" in capsys.readouterr().err
+
+
+def test_without_the_extra_a_line_says_what_to_install() -> None:
+    script = "import sys; sys.modules['torch'] = None; from skipless.cli import main; "
+    for command in (["train"], ["data"]):
+        result = subprocess.run(
+            [sys.executable, "-c", f"{script}sys.exit(main({command}))"],
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 2
+        assert "pip install 'skipless[train]'" in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_every_option_is_in_the_help_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    for option in ("--model", "--data", "--method", "--optimizer", "--epochs", "--batch-size"):
+        assert option in told
+    for option in ("--lr", "--seed", "--output", "--resume", "--config", "--dry-run"):
+        assert option in told
+    assert "[default: mlp:50]" in told
+
+
+def test_the_record_is_plain_json(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    main(["train", *TINY, "--lr", "1e9", "--output", str(folder)])
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    json.loads((folder / "run.json").read_text(), parse_constant=refuse)

@@ -1,0 +1,265 @@
+"""Image files: decoded, cropped and mirrored as Pillow does it step by step, from three homes."""
+
+import io
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from skipless.train.data import Data, load_data
+
+MEAN = np.array([0.485, 0.456, 0.406])  # of ImageNet, as everybody uses them
+STD = np.array([0.229, 0.224, 0.225])
+
+
+def photo(width: int, height: int, seed: int, mode: str = "RGB") -> Image.Image:
+    """A smooth random image."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (height // 10, width // 10, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).convert(mode)
+
+
+def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue()
+
+
+PHOTOS = {
+    "train/cat/a.png": encoded(photo(90, 60, 0)),
+    "train/cat/deeper/b.jpg": encoded(photo(61, 83, 1), "JPEG"),
+    "train/dog/a.jpeg": encoded(photo(70, 70, 2), "JPEG"),
+    "train/dog/grey.PNG": encoded(photo(50, 80, 3, "L")),
+    "val/dog/c.jpg": encoded(photo(99, 64, 4), "JPEG"),
+    "val/dog/cmyk.jpg": encoded(photo(64, 64, 5, "CMYK"), "JPEG"),
+}
+LABELS = [0, 0, 1, 1]
+TRAIN = [name for name in PHOTOS if name.startswith("train")]
+VALIDATION = [name for name in PHOTOS if name.startswith("val")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, content in PHOTOS.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / "train" / "cat" / "._a.png").write_text("no image either")
+    return tmp_path
+
+
+def step_by_step(content: bytes, size: int, chances: list[float] | None) -> np.ndarray:
+    """The whole image scaled, then cut, then mirrored: 256 for the shorter side if size is 224."""
+    image = Image.open(io.BytesIO(content)).convert("RGB")
+    shorter = round(size * 256 / 224)
+    if image.width <= image.height:
+        scaled = image.resize((shorter, shorter * image.height // image.width), 2)
+    else:
+        scaled = image.resize((shorter * image.width // image.height, shorter), 2)
+    rows, columns = scaled.height - size, scaled.width - size
+    if chances is None:
+        top, left = rows // 2, columns // 2
+    else:
+        top, left = int(chances[0] * (rows + 1)), int(chances[1] * (columns + 1))
+    window = np.asarray(scaled.crop((left, top, left + size, top + size)))
+    if chances is not None and chances[2] < 0.5:
+        window = window[:, ::-1]
+    return window
+
+
+def grey_levels(images: torch.Tensor) -> np.ndarray:
+    """Standardised images as they were: (n, height, width, 3) from 0 to 255."""
+    return (images.permute(0, 2, 3, 1).double().numpy() * STD + MEAN) * 255
+
+
+@pytest.mark.parametrize("size", [28, 42])
+def test_windows_are_those_of_the_whole_image_scaled_and_then_cut(folder: Path, size: int) -> None:
+    data = load_data(f"imagefolder:{folder}", image_size=size)
+    assert (data.num_classes, data.shape) == (2, (3, size, size))
+    chances = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
+    chances[:, 2] = torch.tensor([0.1, 0.9, 0.6, 0.4])
+    for split, names, free in (
+        (data.train, TRAIN, chances),
+        (data.train, TRAIN, None),
+        (data.validation, VALIDATION, None),
+        (data.validation, VALIDATION, chances[:2]),
+    ):
+        images, _ = split.load(range(len(names)), free)
+        assert images.dtype == torch.float32
+        for i, name in enumerate(names):
+            used = free[i].tolist() if free is not None and split is data.train else None
+            # Pillow rounds the edges of what it scales to float32, and results to bytes.
+            truth = step_by_step(PHOTOS[name], size, used)
+            assert np.abs(grey_levels(images)[i] - truth).max() < 1.01
+
+
+def test_labels_number_the_classes_by_name_also_where_validation_has_only_some(
+    folder: Path,
+) -> None:
+    data = load_data(f"imagefolder:{folder}", image_size=8)
+    assert data.train.load([0, 1, 2, 3], None)[1].tolist() == LABELS
+    assert data.validation.load([0, 1], None)[1].tolist() == [1, 1]
+    (folder / "val").rename(folder / "validation")
+    assert len(load_data(f"imagefolder:{folder}").validation) == 2
+
+
+def test_windows_are_224_wide_unless_asked_otherwise(folder: Path) -> None:
+    data = load_data(f"imagefolder:{folder}")
+    assert data.train.load([0], torch.rand(1, 3))[0].shape == (1, 3, *data.shape[1:])
+    assert data.shape == (3, 224, 224)
+
+
+def test_a_large_jpeg_decoded_at_a_fraction_of_its_size_shows_the_same(folder: Path) -> None:
+    content = encoded(photo(800, 600, 6), "JPEG")
+    (folder / "val" / "dog" / "c.jpg").write_bytes(content)
+    data = load_data(f"imagefolder:{folder}", image_size=56)
+    ours = grey_levels(data.validation.load([0], None)[0])[0]
+    # Pixels are averaged by other weights, so that levels differ, but not by much.
+    assert np.abs(ours - step_by_step(content, 56, None)).mean() < 3
+
+
+def test_without_augmentation_training_images_show_their_middle(folder: Path) -> None:
+    data = load_data(f"imagefolder:{folder}", image_size=28, augment=False)
+    free, plain = (data.train.load([0, 1], c)[0] for c in (torch.zeros(2, 3), None))
+    assert torch.equal(free, plain)
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", PHOTOS["train/dog/a.jpeg"][:700]])
+def test_a_damaged_image_is_named_in_one_line(folder: Path, content: bytes) -> None:
+    (folder / "train" / "dog" / "a.jpeg").write_bytes(content)
+    data = load_data(f"imagefolder:{folder}")
+    with pytest.raises(ValueError, match=r"train/dog/a\.jpeg cannot be read as an image: ") as told:
+        data.train.load([0, 1, 2], None)
+    assert "\n" not in str(told.value)
+    assert "delete it" in str(told.value)
+
+
+def test_a_folder_without_its_parts_is_told_what_to_put_there(folder: Path) -> None:
+    (folder / "val").rename(folder / "old")
+    with pytest.raises(FileNotFoundError, match=rf"there is no {folder}/val\. Put one folder for"):
+        load_data(f"imagefolder:{folder}")
+    (folder / "train").rename(folder / "new")
+    with pytest.raises(FileNotFoundError, match=rf"there is no {folder}/train\. Put one folder"):
+        load_data(f"imagefolder:{folder}")
+
+
+def test_classes_that_only_one_part_has_are_refused(folder: Path) -> None:
+    (folder / "train" / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="train/empty holds no images"):
+        load_data(f"imagefolder:{folder}")
+    (folder / "train" / "empty").rename(folder / "val" / "mouse")
+    with pytest.raises(ValueError, match=r"val/mouse is the folder of a class that .* not have"):
+        load_data(f"imagefolder:{folder}")
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Hugging Face's library, offline and quiet, with a cache of its own."""
+    datasets = pytest.importorskip("datasets", reason="pip install 'skipless[datasets]'")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    datasets.disable_progress_bars()
+    yield datasets
+    datasets.enable_progress_bars()
+
+
+def write_parquet(folder: Path, files: dict[str, list[tuple[str, int]]]) -> None:
+    """Parquet files as ImageNet's are: columns `image`, of bytes and path, and `label`."""
+    import pyarrow
+    from pyarrow import parquet
+
+    folder.mkdir(exist_ok=True)
+    for name, rows in files.items():
+        images = [{"bytes": PHOTOS.get(photo, b"bad"), "path": photo} for photo, _ in rows]
+        table = pyarrow.table({"image": images, "label": [label for _, label in rows]})
+        parquet.write_table(table, folder / name)
+
+
+def assert_same(ours: Data, theirs: Data) -> None:
+    assert (ours.num_classes, ours.shape) == (theirs.num_classes, theirs.shape)
+    for split, other in ((ours.train, theirs.train), (ours.validation, theirs.validation)):
+        chances = torch.rand(len(other), 3, generator=torch.Generator().manual_seed(0))
+        indices = range(len(other))
+        for part, truth in zip(
+            split.load(indices, chances), other.load(indices, chances), strict=True
+        ):
+            assert torch.equal(part, truth)
+
+
+def test_parquet_files_and_saved_data_sets_deliver_what_the_files_do(folder: Path, library) -> None:
+    write_parquet(
+        folder / "tables",
+        {
+            "train-00000-of-00002.parquet": list(zip(TRAIN, LABELS, strict=True))[:3],
+            "train-00001-of-00002.parquet": list(zip(TRAIN, LABELS, strict=True))[3:],
+            "validation-00000-of-00001.parquet": [(name, 1) for name in VALIDATION],
+        },
+    )
+    files = load_data(f"imagefolder:{folder}", image_size=28)
+    assert_same(load_data(f"parquet:{folder / 'tables'}", image_size=28), files)
+    parts = {"train": (TRAIN, LABELS), "test": (VALIDATION, [1, 1])}
+    saved = library.DatasetDict(
+        {
+            part: library.Dataset.from_dict(
+                {"img": [str(folder / name) for name in names], "label": labels}
+            ).cast_column("img", library.Image())
+            for part, (names, labels) in parts.items()
+        }
+    )
+    saved.save_to_disk(folder / "saved")
+    assert_same(load_data(f"hf:{folder / 'saved'}", image_size=28), files)
+
+
+def test_a_data_set_of_hugging_face_may_name_files_instead_of_holding_them(
+    folder: Path, library
+) -> None:
+    (folder / "train" / "cat" / "deeper" / "b.jpg").rename(folder / "train" / "cat" / "b.jpg")
+    (folder / "train" / "cat" / "notes.txt").unlink()
+    files = load_data(f"imagefolder:{folder}", image_size=28)
+    assert_same(load_data(f"hf:{folder}", image_size=28), files)
+
+
+def test_a_damaged_row_a_missing_part_and_a_damaged_table_are_named(folder: Path, library) -> None:
+    tables = folder / "tables"
+    with pytest.raises(FileNotFoundError, match=re.escape(f"no {tables}/train-*.parquet")):
+        load_data(f"parquet:{tables}")
+    write_parquet(tables, {"train-0.parquet": [("train/cat/a.png", 0), ("missing", 1)]})
+    with pytest.raises(FileNotFoundError, match=re.escape(f"no {tables}/validation-*.parquet")):
+        load_data(f"parquet:{tables}")
+    write_parquet(tables, {"validation-0.parquet": [("val/dog/c.jpg", 1)]})
+    data = load_data(f"parquet:{tables}", image_size=8)
+    with pytest.raises(ValueError, match="tables, train, row 1, cannot be read as an image"):
+        data.train.load([0, 1], None)
+    (tables / "train-0.parquet").write_bytes(b"PAR1 no table PAR1")
+    with pytest.raises(
+        ValueError, match=rf"The Parquet files in {tables} could not be loaded"
+    ) as e:
+        load_data(f"parquet:{tables}")
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "parts", "message"),
+    [
+        ({"picture": ["x"], "label": [0]}, ("train", "test"), "has the columns picture, label"),
+        ({"image": ["x"], "label": [-1]}, ("train", "test"), r"without a label \(-1\)"),
+        ({"image": ["x"], "label": [0]}, ("train",), "has the parts train, but training needs"),
+    ],
+)
+def test_a_data_set_of_another_make_is_told_apart(
+    tmp_path: Path, library, columns: dict, parts: tuple[str, ...], message: str
+) -> None:
+    table = library.Dataset.from_dict(columns)
+    library.DatasetDict(dict.fromkeys(parts, table)).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match=message):
+        load_data(f"hf:{tmp_path / 'saved'}")
+
+
+def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match=r"pip install 'skipless\[datasets\]'"):
+        load_data("hf:some/name")

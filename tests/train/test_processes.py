@@ -1,0 +1,114 @@
+"""Runs as users start them: killed and resumed, and shared by several processes."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from skipless.record import Record
+from skipless.train.checkpoint import Checkpoints
+
+TRAIN = [sys.executable, "-m", "skipless.cli", "train"]
+SMALL = ["--model", "mlp:14", "--width", "12", "--batch-size", "96", "--device", "cpu"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+
+
+def started(folder: Path, *options: str) -> subprocess.Popen[str]:
+    command = [*TRAIN, *SMALL, *options, "--output", str(folder)]
+    return subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> str:
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return output
+
+
+def curve(folder: Path) -> list[dict[str, object]]:
+    timed = ("seconds", "images_per_second")
+    return [{k: v for k, v in r.items() if k not in timed} for r in Record.read(folder).metrics]
+
+
+def lines(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def test_a_run_killed_at_random_points_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
+    options = ["--steps", "250", "--log-every", "1", "--checkpoint-every", "9", "--norm", "batch"]
+    options += ["--dropout", "0.3", "--average", "0.9", "--optimizer", "adamw"]
+    undisturbed = started(tmp_path / "whole", *options)
+    chance = random.Random(7)
+    folder = tmp_path / "killed"
+    for _ in range(2):
+        process = started(folder, *options, "--resume")
+        wanted = lines(folder) + chance.randrange(5, 80)
+        while process.poll() is None and lines(folder) < wanted:
+            time.sleep(0.005)
+        time.sleep(chance.random() * 0.05)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
+    finished(started(folder, *options, "--resume"))
+    finished(undisturbed)
+    assert curve(folder) == curve(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_asked_to_stop_ends_well_and_says_how_to_go_on(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    folder = tmp_path / "run"
+    process = started(folder, "--steps", "100000", "--log-every", "1")
+    while process.poll() is None and lines(folder) < 3:
+        time.sleep(0.01)
+    process.send_signal(number)
+    last = finished(process).splitlines()[-1]
+    assert last.endswith(f"Go on with: skipless train --resume --output {folder}")
+    step = int(last.split("after step ")[1].split()[0])
+    assert Checkpoints(folder).steps()[-1] == step
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def torchrun(folder: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-port", str(free_port()), "-m", "skipless.cli", "train"]
+    command += [*SMALL, *options, "--output", str(folder)]
+    environment = {k: v for k, v in ENVIRONMENT.items() if k != "PYTHONWARNINGS"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_two_processes_that_were_stopped_on_the_way_have_the_losses_of_one(tmp_path: Path) -> None:
+    options = ["--steps", "40", "--log-every", "1", "--lr", "0.003", "--data", "synthetic:3x6x6"]
+    options += ["--accumulate", "2", "--average", "0.9"]
+    alone, folder = started(tmp_path / "one", *options), tmp_path / "two"
+    first = torchrun(folder, *options)
+    while first.poll() is None and lines(folder) < 5:
+        time.sleep(0.005)
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=120)
+    assert 0 < Checkpoints(folder).steps()[-1] < 40
+    finished(torchrun(folder, *options, "--resume"))
+    finished(alone)
+    one, two = Record.read(tmp_path / "one"), Record.read(folder)
+    assert two.run["processes"] == 2
+    for kind, name in (("train", "loss"), ("train", "accuracy"), ("average", "loss")):
+        steps, values = one.series(kind, name)
+        assert two.series(kind, name) == (steps, pytest.approx(values, rel=2e-4))
+    # Not the same numbers because one process did it all: each had half of every batch.
+    assert one.series("train", "loss")[1] != two.series("train", "loss")[1]
