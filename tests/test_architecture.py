@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"record"},
     "experiments": {PACKAGE} | ROOMS - {"cli"},
     "cli": {PACKAGE} | ROOMS,
-    PACKAGE: {"core", "torch", "jax", "keras"},
+    PACKAGE: {"core", "torch", "models", "jax", "keras"},
 }
 CORE_MAY_IMPORT = {"numpy", "scipy", "skipless"} | sys.stdlib_module_names
 NO_IDEA = {"utils", "misc", "common", "helpers"}

@@ -1,7 +1,8 @@
 """Very deep networks that train without shortcuts and without normalisation layers.
 
 Everything here is imported when first used, so `import skipless` itself costs nothing, and the
-frameworks, `skipless.torch`, `skipless.jax` and `skipless.keras`, are needed only where asked for.
+frameworks, for `skipless.torch`, `skipless.models`, `skipless.jax` and `skipless.keras`, are needed
+only where asked for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from skipless import models as models
     from skipless import torch as torch
     from skipless.core.activations import Activation, activation, activation_names
     from skipless.core.graph import Graph, GraphBuilder
@@ -49,7 +51,8 @@ _MODULES = {
     "activation_names": "activations",
     "solve": "solve",
 }
-_FRAMEWORKS = ("torch", "jax", "keras")
+# What is imported with a framework, and the extra that brings it.
+_FRAMEWORKS = {"torch": "torch", "models": "torch", "jax": "jax", "keras": "keras"}
 
 
 def __dir__() -> list[str]:
@@ -70,5 +73,5 @@ if not TYPE_CHECKING:  # or a type checker would take any name at all
                 raise AttributeError(f"skipless {__version__} has no {name} support") from None
             raise ImportError(
                 f"skipless.{name} needs {error.name}, which is not installed: "
-                f"pip install 'skipless[{name}]'"
+                f"pip install 'skipless[{_FRAMEWORKS[name]}]'"
             ) from error

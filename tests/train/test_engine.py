@@ -133,7 +133,7 @@ def test_memory_format_and_precision_change_little(tmp_path: Path, precision: st
     folder = run_folder(tmp_path / "run")
     settings = replace(PLAIN, precision=precision, channels_last=True)
     engine = toy_engine(settings)
-    engine.model.to(memory_format=torch.channels_last)
+    engine.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     engine.run(folder)
     wanted, _ = by_hand(PLAIN)
     assert losses(folder) == pytest.approx(wanted, rel=1e-4 if precision == "float32" else 0.05)

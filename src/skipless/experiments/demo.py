@@ -29,14 +29,14 @@ from .configuration import Configuration
 from .grid import trained
 from .training import assembled, method_in
 
-RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 BASE = Configuration(
     model="resnet50",
     width=0.125,
     epochs=20,
     label_smoothing=0.0,
     threads=1,
-    log_every=1,
+    log_every=5,
     checkpoint_every=10**9,  # at the end only
     keep=1,
 )
