@@ -164,4 +164,7 @@ def _curve(given: Configuration) -> CMapCurve | None:
 if __name__ == "__main__":
     target = Path(sys.argv[1] if len(sys.argv) > 1 else "out")
     target.mkdir(parents=True, exist_ok=True)
-    main(target)
+    try:
+        main(target)
+    except KeyboardInterrupt:
+        sys.exit("demo: stopped")

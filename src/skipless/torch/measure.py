@@ -178,7 +178,9 @@ def _law(model: nn.Module) -> Callable[..., object]:
 
 
 def _known_solution(model: nn.Module) -> Solution | None:
-    return getattr(getattr(model, "skipless_report", None), "solution", None)
+    # What `convert` returns has a report; the networks of `skipless.models` say what shaped them.
+    accounts = (getattr(model, name, None) for name in ("skipless_report", "shaping"))
+    return next((account.solution for account in accounts if account is not None), None)
 
 
 def _solution_of(model: nn.Module) -> Solution:
@@ -186,7 +188,7 @@ def _solution_of(model: nn.Module) -> Solution:
     if solution is None:
         raise ValueError(
             f"{type(model).__name__} was to be checked, but it does not say which solution shaped "
-            "it. Pass the solution, or a model that `convert` returned."
+            "it. Pass the solution, or a model that `convert` or `create_model` returned."
         )
     return solution
 

@@ -125,7 +125,7 @@ class Engine:
         if resume and (found := checkpoints.newest()) is not None:
             self._restore(found)
         with (
-            Interruption() as interruption,
+            Interruption(patient=self.process.world > 1) as interruption,
             Log(
                 folder,
                 self.step,

@@ -10,13 +10,16 @@ from types import FrameType, TracebackType
 class Interruption:
     """While entered, SIGTERM and SIGINT only set `requested`; a second one acts as usual.
 
-    Python takes signals in the main thread only; in any other nothing is changed.
+    With `patient`, no number of them does more: `torchrun` sends again what its processes have had
+    from the terminal already. Python takes signals in the main thread only; in any other nothing is
+    changed.
     """
 
     _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-    def __init__(self) -> None:
+    def __init__(self, *, patient: bool = False) -> None:
         self.requested = False
+        self._patient = patient
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Interruption:
@@ -34,7 +37,8 @@ class Interruption:
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
-        self._restore()
+        if not self._patient:
+            self._restore()
 
     def _restore(self) -> None:
         for one, handler in self._before.items():
