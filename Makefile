@@ -22,8 +22,8 @@ help:  ## list the targets
 demo: .venv/.train  ## train 50 layers without shortcuts beside a ResNet, in three minutes
 	$(BIN)/python -m skipless.experiments.demo out
 
-test: .venv/.dev  ## run every test and doctest
-	$(BIN)/python -m pytest
+test: .venv/.dev  ## run every test and doctest, a file at a time on each core
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: .venv/.dev  ## format, lint and types
 	$(BIN)/ruff format --check

@@ -2,11 +2,11 @@
 
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from skipless.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,11 +44,10 @@ def test_python_blocks_run(code: str) -> None:
 
 
 @pytest.mark.parametrize("line", [pytest.param(line, id=name) for name, line in COMMANDS])
-def test_commands_run(line: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "skipless.cli", *line.split()[1:]]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+def test_commands_run(line: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()[1:]) == 0
+    assert capsys.readouterr().out
 
 
 def test_the_readme_shows_what_solve_returns() -> None:

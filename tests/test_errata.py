@@ -1,7 +1,7 @@
 """The errata of docs/paper.md: what is printed fails here, and what the code does instead holds."""
 
-import importlib
 import math
+import pkgutil
 import re
 from pathlib import Path
 
@@ -343,11 +343,8 @@ def test_the_code_that_the_table_of_the_paper_names_exists() -> None:
     names = [name for row in TABLE for name in re.findall(r"`([\w.]+)`", row[1])]
     assert len(names) > 30
     for name in names:
-        module, _, attribute = name.partition(".")
-        package = "skipless" if module == "torch" else "skipless.core"
-        found: object = importlib.import_module(f"{package}.{module}")
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        room = {"torch": "skipless.", "skipless": ""}.get(name.split(".")[0], "skipless.core.")
+        pkgutil.resolve_name(room + name)
 
 
 def test_the_tests_that_the_table_of_the_paper_names_exist() -> None:

@@ -7,6 +7,7 @@ Each line of `metrics.jsonl` is an object with a `kind` ("train", "validation", 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -39,12 +40,20 @@ class Record:
             run = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}. Restore it, or train anew.") from None
+        if not isinstance(run, dict):
+            raise ValueError(f"{path} is damaged: it has no names. Restore it, or train anew.")
         return cls(folder, run, tuple(_rows(folder / METRICS)))
 
     def series(self, kind: str, name: str) -> tuple[list[int], list[float]]:
         """Steps and values of one number, of all rows of a kind that have it as a number."""
         rows = [r for r in self.metrics if r["kind"] == kind and r.get(name) is not None]
-        return [int(str(row["step"])) for row in rows], [float(str(row[name])) for row in rows]
+        return [int(number(row, "step")) for row in rows], [number(row, name) for row in rows]
+
+
+def number(row: Mapping[str, Json], name: str) -> float:
+    """A number of a row; NaN, which JSON does not have, where there is none."""
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 class Journal:
@@ -58,9 +67,15 @@ class Journal:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
 
+    def flush(self) -> None:
+        """Make all lines as durable as a checkpoint."""
+        if self.path.exists():
+            with self.path.open("a") as file:
+                os.fsync(file.fileno())
+
     def rewind(self, step: int) -> None:
         """Forget what was measured after `step`, as a run that goes on from there needs."""
-        rows = [row for row in _rows(self.path) if int(str(row["step"])) <= step]
+        rows = [row for row in _rows(self.path) if number(row, "step") <= step]
         write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in rows))
 
 

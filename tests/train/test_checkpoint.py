@@ -1,5 +1,6 @@
 """Checkpoints are there as a whole or not at all."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -85,6 +86,60 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert_equal(found, checkpoint(1))
 
 
+def test_no_bit_of_a_manifest_can_flip_unseen(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path).save(checkpoint(3)) / "manifest.json"
+    whole = path.read_bytes()
+    for place in range(8 * len(whole)):
+        content = bytearray(whole)
+        content[place // 8] ^= 1 << place % 8
+        path.write_bytes(content)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DamagedCheckpointWarning)
+            found = Checkpoints(tmp_path).newest()
+        if found is not None:  # a blank that became another blank, say
+            assert_equal(found, checkpoint(3))
+
+
+def test_a_checkpoint_under_the_name_of_another_is_damaged(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(checkpoint(3)).rename(tmp_path / "checkpoints" / "step-00000005")
+    with pytest.warns(DamagedCheckpointWarning, match="that of step 3"):
+        assert Checkpoints(tmp_path).newest() is None
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_damaged_checkpoint_does_not_outlive_newer_whole_ones(tmp_path: Path, keep: int) -> None:
+    (Checkpoints(tmp_path).save(checkpoint(12)) / "state.pt").write_bytes(b"")
+    checkpoints = Checkpoints(tmp_path, keep)
+    with pytest.warns(DamagedCheckpointWarning):
+        assert checkpoints.newest() is None
+    assert checkpoints.last() == "none"
+    checkpoints.save(checkpoint(9))
+    checkpoints.save(checkpoint(10))
+    assert_equal(Checkpoints(tmp_path).newest(), checkpoint(10))
+    assert len(Checkpoints(tmp_path).paths()) == keep
+
+
+def test_files_reach_the_disk_before_their_name_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+    monkeypatch.setattr(os, "fsync", lambda one: (events.append("fsync"), fsync(one))[1])
+    monkeypatch.setattr(
+        Path, "rename", lambda path, to: (events.append("rename"), rename(path, to))[1]
+    )
+    Checkpoints(tmp_path).save(checkpoint(1))
+    # model, state, manifest and their folder; then the name, and the folder that holds it
+    assert events == [*["fsync"] * 4, "rename", "fsync"]
+
+
+def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(checkpoint(99_999_999))
+    checkpoints.save(checkpoint(100_000_000))
+    assert_equal(checkpoints.newest(), checkpoint(100_000_000))
+
+
 def test_where_all_are_damaged_there_is_none(tmp_path: Path) -> None:
     (Checkpoints(tmp_path).save(checkpoint(1)) / "state.pt").write_bytes(b"")
     with pytest.warns(DamagedCheckpointWarning):
@@ -97,8 +152,9 @@ def test_what_was_being_written_when_the_process_died_is_no_checkpoint(tmp_path:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_equal(checkpoints.newest(), checkpoint(1))
-    checkpoints.save(checkpoint(2))
-    assert_equal(checkpoints.newest(), checkpoint(2))
+    checkpoints.save(checkpoint(3))
+    assert_equal(checkpoints.newest(), checkpoint(3))
+    assert not list((tmp_path / "checkpoints").glob("*.partial"))
 
 
 FULL = """

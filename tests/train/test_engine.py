@@ -1,5 +1,6 @@
 """The engine does what a loop written by hand does, and loses nothing."""
 
+import errno
 import math
 import os
 import signal
@@ -12,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from skipless.record import Record
+from skipless.record import Journal, Json, Record, number
 from skipless.train.batches import Batches
 from skipless.train.checkpoint import Checkpoints, DamagedCheckpointWarning
 from skipless.train.engine import DivergedError, Engine
 from skipless.train.evaluation import evaluate
 from skipless.train.process import Process
 from skipless.train.settings import Settings
+from skipless.train.window import Window
 from toy_training import Toy, run_folder, toy_data, toy_engine, toy_model
 
 PLAIN = Settings(
@@ -80,6 +82,57 @@ def test_the_learning_rate_follows_the_schedule(tmp_path: Path) -> None:
     assert rates == pytest.approx([0.1] * 16 + [0.01] * 12 + [0.001] * 8)
 
 
+@pytest.mark.parametrize(
+    ("warmup", "epochs", "steps"),
+    [(2.0, 5, 8), (0.5, 5, 2), (0.0, 5, 0), (None, 15, 6), (None, 60, 20)],
+)
+def test_the_rate_rises_for_epochs_and_usually_five_or_a_tenth_of_the_run(
+    tmp_path: Path, warmup: float | None, epochs: int, steps: int
+) -> None:
+    folder = run_folder(tmp_path / "run")  # of 4 steps an epoch
+    settings = replace(PLAIN, warmup=warmup, epochs=epochs, evaluate_every=epochs)
+    toy_engine(replace(settings, checkpoint_every=1000)).run(folder)
+    _, rates = Record.read(folder).series("train", "learning_rate")
+    assert rates[: steps + 2] == pytest.approx(
+        [0.1 * n / steps for n in range(1, steps)] + [0.1] * (3 if steps else 2)
+    )
+
+
+def test_evaluations_are_as_rare_as_asked_and_the_last_is_not_left_out(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    toy_engine(replace(PLAIN, evaluate_every=2)).run(folder)
+    assert Record.read(folder).series("validation", "top1")[0] == [8, 12]
+
+
+def test_time_only_grows_also_over_a_stop(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    first = toy_engine(PLAIN)
+    stopped_after(first, 6, signal.SIGTERM)
+    first.run(folder)
+    toy_engine(PLAIN).run(folder, resume=True)
+    rows = Record.read(folder).metrics
+    seconds = [number(row, "seconds") for row in rows]
+    assert seconds[0] > 0.0
+    assert seconds == sorted(seconds)
+
+
+def test_a_run_that_is_over_is_left_as_it_is(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    toy_engine(PLAIN).run(folder)
+    before = [path.stat().st_ino for path in Checkpoints(folder).paths()]
+    assert toy_engine(PLAIN).run(folder, resume=True).finished
+    assert [path.stat().st_ino for path in Checkpoints(folder).paths()] == before
+
+
+def test_a_run_does_not_start_among_the_checkpoints_of_another(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    toy_engine(PLAIN).run(folder)
+    before = curve(folder)
+    with pytest.raises(FileExistsError, match="checkpoints of another"):
+        toy_engine(PLAIN).run(folder)
+    assert curve(folder) == before
+
+
 def test_parts_of_a_batch_add_up_to_the_batch(tmp_path: Path) -> None:
     data = toy_data()
     found = []
@@ -89,8 +142,10 @@ def test_parts_of_a_batch_add_up_to_the_batch(tmp_path: Path) -> None:
         model = nn.Sequential(nn.Flatten(), nn.Linear(32, 8), nn.Tanh(), nn.Linear(8, 7))
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         Engine(model, optimizer, data, replace(PLAIN, accumulate=accumulate)).run(folder)
-        found.append(losses(folder))
-    assert found[0] == pytest.approx(found[1], rel=1e-5)
+        found.append(Record.read(folder))
+    for name in ("loss", "accuracy"):
+        whole, parts = (record.series("train", name)[1] for record in found)
+        assert whole == pytest.approx(parts, rel=1e-5)
 
 
 def test_the_average_is_that_of_the_weights_after_each_step(tmp_path: Path) -> None:
@@ -110,8 +165,9 @@ def test_the_average_is_that_of_the_weights_after_each_step(tmp_path: Path) -> N
     assert Record.read(folder).series("average", "top1")[0] == [4, 8, 12]
 
 
-def test_gradients_are_clipped(tmp_path: Path) -> None:
-    engine = toy_engine(replace(PLAIN, clip=0.01))
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_gradients_are_clipped(tmp_path: Path, accumulate: int) -> None:
+    engine = toy_engine(replace(PLAIN, clip=0.01, accumulate=accumulate))
     norms: list[float] = []
     engine.optimizer.register_step_pre_hook(
         lambda *_: norms.append(
@@ -197,6 +253,60 @@ def test_a_stop_during_an_evaluation_leaves_it_for_later(tmp_path: Path) -> None
     assert curve(folder) == curve(whole)
 
 
+def test_a_stop_during_the_last_evaluation_is_no_end(tmp_path: Path) -> None:
+    whole, folder = run_folder(tmp_path / "whole"), run_folder(tmp_path / "run")
+    settings = replace(PLAIN, evaluate_every=9)
+    toy_engine(settings).run(whole)
+    first = toy_engine(settings)
+    stopped_after(first, 12, signal.SIGTERM)
+    ending = first.run(folder)
+    assert (ending.step, ending.total, ending.finished) == (12, 12, False)
+    assert toy_engine(settings).run(folder, resume=True).finished
+    assert curve(folder) == curve(whole)
+
+
+def test_losses_of_a_gpu_are_looked_at_together_and_the_first_bad_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a GPU, no loss is asked for by itself.
+    monkeypatch.setattr(Window, "last_is_bad", lambda _: False)
+    monkeypatch.setattr(
+        Engine, "_looks_bad", lambda self: self._log_due() and self.window.bad_step() is not None
+    )
+    engine = toy_engine(replace(PLAIN, schedule="step", epochs=9, log_every=5))
+    weight = next(engine.model.parameters())
+
+    def spoil(*_: object) -> None:
+        if engine.step + 1 == 17:
+            weight.data[0] = math.nan
+
+    engine.optimizer.register_step_post_hook(spoil)
+    # After 17 of 36 steps the weights are bad, so the 18th loss is; seen at the 20th.
+    with pytest.raises(DivergedError, match=r"nan at step 18 of 36, with learning rate 0\.01\."):
+        engine.run(run_folder(tmp_path / "run"))
+
+
+def test_a_journal_that_cannot_be_written_says_what_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_folder(tmp_path / "run")
+    append = Journal.append
+
+    def full(journal: Journal, kind: str, step: int, values: dict[str, Json]) -> None:
+        if step == 6:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(journal, kind, step, values)
+
+    monkeypatch.setattr(Journal, "append", full)
+    with pytest.raises(OSError, match=r"No space left on device.*step-00000004.*--resume"):
+        toy_engine(PLAIN).run(folder)
+    monkeypatch.undo()
+    whole = run_folder(tmp_path / "whole")
+    toy_engine(PLAIN).run(whole)
+    toy_engine(PLAIN).run(folder, resume=True)
+    assert curve(folder) == curve(whole)
+
+
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path: Path) -> None:
     whole, folder = run_folder(tmp_path / "whole"), run_folder(tmp_path / "run")
     toy_engine(PLAIN).run(whole)
@@ -248,7 +358,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
             weight.data[0] = math.inf
 
     engine.optimizer.register_step_post_hook(spoil)
-    with pytest.raises(DivergedError, match="step-00000002"):
+    with pytest.raises(DivergedError, match=r"A weight is not finite at step 4 .*step-00000002"):
         engine.run(folder)
     assert [path.name for path in Checkpoints(folder).paths()] == ["step-00000002"]
 
@@ -263,6 +373,10 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
         {"average": 1.5},
         {"clip": 0.0},
         {"keep": 0},
+        {"workers": -1},
+        {"log_every": 0},
+        {"evaluate_every": 0},
+        {"accumulate": 0},
         {"warmup": -1.0},
     ],
 )

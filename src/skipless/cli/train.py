@@ -111,8 +111,9 @@ def _configuration(layers: list[dict[str, Any]], resumed: Path | None) -> Config
     from skipless.record import RUN, Record
 
     if resumed is not None and (resumed / RUN).is_file():
-        before = Record.read(resumed).run["configuration"]
-        assert isinstance(before, dict)
+        before = Record.read(resumed).run.get("configuration")
+        if not isinstance(before, dict):
+            raise ValueError(f"{resumed / RUN} has no configuration to go on with. Restore it.")
         return Configuration.of(before).changed(
             {k: v for layer in layers for k, v in layer.items()}
         )
@@ -132,12 +133,14 @@ def _usual_output(configuration: Configuration) -> Path:
 
 
 def _summary(record: Record) -> str:
+    from skipless.record import number
+
     rows = [row for row in record.metrics if row["kind"] == "validation"]
     last = rows[-1]
-    best = max(rows, key=lambda row: float(str(row["top1"])))
+    best = max(rows, key=lambda row: number(row, "top1"))
     return (
-        f"Finished after {last['step']} steps and {float(str(last['seconds'])):.0f} s of training: "
-        f"validation top-1 {float(str(last['top1'])):.2%}, top-5 {float(str(last['top5'])):.2%}, "
-        f"loss {float(str(last['loss'])):.4f} (best top-1 {float(str(best['top1'])):.2%} at epoch "
-        f"{float(str(best['epoch'])):g}). Everything is in {record.folder}."
+        f"Finished after {last['step']} steps and {number(last, 'seconds'):.0f} s of training: "
+        f"validation top-1 {number(last, 'top1'):.2%}, top-5 {number(last, 'top5'):.2%}, loss "
+        f"{number(last, 'loss'):.4f} (best top-1 {number(best, 'top1'):.2%} at epoch "
+        f"{number(best, 'epoch'):g}). Everything is in {record.folder}."
     )

@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from skipless.train.schedule import ScheduleName
+from skipless.train.settings import Precision
+
 from .methods import flag
 
 # What may differ when a run goes on: it does not change what is computed.
@@ -61,7 +64,7 @@ class Configuration:
     momentum: float | None = _told(None, "By default 0.9; of Muon and SOAP 0.95.")
     nesterov: bool | None = _told(None, "Nesterov's momentum; by default of Muon only.")
     l2: float = _told(0.0, "Penalty on weights, never on biases or normalisation.")
-    schedule: Literal["step", "cosine", "constant"] = _told(
+    schedule: ScheduleName = _told(  # noqa: RUF009 - a field
         "cosine", "After the warm-up: a tenth at 4/9 and 7/9, half a cosine, or nothing."
     )
     warmup: float | None = _told(
@@ -75,7 +78,7 @@ class Configuration:
     clip: float | None = _told(None, "Largest norm of the gradient.")
     average: float | None = _told(None, "Decay of a moving average of weights, such as 0.999.")
 
-    precision: Literal["float32", "bfloat16"] = _told("float32", "Of the forward pass.")
+    precision: Precision = _told("float32", "Of the forward pass.")  # noqa: RUF009
     channels_last: bool | None = _told(None, "Memory format; by default for convolutions.")
     compile: bool = _told(False, "By torch.compile.")
     device: Literal["auto", "cpu", "cuda", "mps"] = _told("auto", "Where to compute.")

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from skipless.record import Record
+from skipless.record import RUN, Record
 from skipless.report.c_maps import CMapCurve
 from skipless.report.comparison import Comparison, Contestant, conclusion, results_table
 from skipless.report.page import write_page
@@ -84,7 +84,8 @@ def main(
 ) -> Path:
     """The page, after all networks were trained and the table was printed."""
     runs = folder / "demo"
-    shutil.rmtree(runs, ignore_errors=True)
+    for old in runs.glob(f"*/{RUN}"):  # of an earlier demo, and nothing else
+        shutil.rmtree(old.parent)
     grid = {_run(n, rate): replace(n.configuration, lr=rate) for n in networks for rate in rates}
     print(  # noqa: T201
         f"Training {len(networks)} networks of about 50 layers on handwritten digits, each with "
@@ -158,7 +159,7 @@ def _curve(given: Configuration) -> CMapCurve | None:
     method = method_in(given)
     if shaping is None or method is None:
         return None
-    return c_map_curve(shaping.graph, method)[1]
+    return c_map_curve(shaping.graph, method, given.activation)[1]
 
 
 if __name__ == "__main__":

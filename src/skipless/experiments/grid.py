@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from skipless.record import METRICS, RUN, Record
+from skipless.train.process import cores
 
 from .configuration import Configuration
 
@@ -26,7 +26,7 @@ def trained(
     """
     # Spawned, because threads of PyTorch do not survive a fork.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes or os.cpu_count(), mp_context=context) as pool:
+    with ProcessPoolExecutor(processes or cores(), mp_context=context) as pool:
         running = {
             name: pool.submit(_run, configuration, folder / name)
             for name, configuration in configurations.items()
@@ -60,7 +60,8 @@ def _watch(running: Mapping[str, Future[None]], folder: Path) -> None:
             for name in done:
                 running[name].result()
             bar.update(len(done) - bar.n)
-            bar.set_postfix_str(_told(folder, (n for n in running if n not in done)))
+            if not bar.disable:
+                bar.set_postfix_str(_told(folder, (n for n in running if n not in done)))
             if len(done) == len(running):
                 return
             time.sleep(0.3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
@@ -14,18 +14,21 @@ from torch.optim import Optimizer
 
 from skipless.core.methods import Method
 from skipless.models import MLP, ResNet, create_model
+from skipless.models.names import parsed
 from skipless.optim import create_optimizer
 from skipless.record import RUN, Json, Record, write_run
 from skipless.torch import normalize_per_location, normalize_per_sample
 from skipless.train.data import Data, load_data
 from skipless.train.engine import Ending, Engine
 from skipless.train.memory import Memory, estimated_memory
-from skipless.train.process import Process, joined
+from skipless.train.process import Process, cores, joined
 from skipless.train.provenance import provenance
 from skipless.train.settings import Settings
 
 from .configuration import Configuration
 from .methods import method_of
+
+_MOST_WORKERS = 16  # more than decode images as fast as a GPU takes them
 
 # Safe starts for networks of 50 layers without shortcuts and batches of 128. Normalised networks
 # take ten times as much; a search over a few values is better.
@@ -85,9 +88,9 @@ def train(
         engine = Engine(
             parts.model, parts.optimizer, parts.data, parts.settings, process, parts.normalize
         )
-        if process.leads and not (output / RUN).exists():
+        if process.leads:
             output.mkdir(parents=True, exist_ok=True)
-            write_run(output, _described(configuration, parts, process))
+            write_run(output, _described(configuration, parts, process, output))
         ending = engine.run(output, resume=resume, progress=progress)
         return ending, Record.read(output) if process.leads else None
 
@@ -96,10 +99,9 @@ def rehearsed(configuration: Configuration) -> tuple[Assembly, Memory]:
     """The parts of a run, and the memory that one process of it will take, from one small step."""
     with joined("cpu", configuration.threads):
         parts = assembled(configuration, Process())
-        images, _ = parts.data.train.load([0, 1], None)
+        images, _ = parts.data.train.load(range(4), None)
         images = images if parts.normalize is None else parts.normalize(images)
-        share = max(1, parts.settings.batch_size // parts.settings.accumulate)
-        return parts, estimated_memory(parts.model, parts.optimizer, images, share)
+        return parts, estimated_memory(parts.model, parts.optimizer, images, parts.settings)
 
 
 def method_in(configuration: Configuration) -> Method | None:
@@ -116,7 +118,8 @@ def _model(given: Configuration, data: Data) -> ResNet | MLP:
     channels, height, width = data.shape
     method = method_in(given)
     weight = given.shortcut_weight
-    if method is not None and weight is None and given.norm is None and "mlp" not in given.model:
+    has_shortcuts = parsed(given.model)[0] != "mlp"
+    if method is not None and weight is None and given.norm is None and has_shortcuts:
         weight = 0.0  # what shaping is for
     return create_model(
         given.model,
@@ -136,29 +139,18 @@ def _model(given: Configuration, data: Data) -> ResNet | MLP:
 
 
 def _settings(given: Configuration, data: Data, channels_last: bool) -> Settings:
+    """What the engine is told: all that a configuration calls by the same name."""
     workers = given.workers
     if workers is None:
-        workers = max(1, (os.cpu_count() or 1) - 1) if data.train.slow else 0
-    return Settings(
-        epochs=given.epochs,
-        batch_size=given.batch_size,
-        steps=given.steps,
-        schedule=given.schedule,
-        warmup=given.warmup,
-        label_smoothing=given.label_smoothing,
-        accumulate=given.accumulate,
-        precision=given.precision,
-        channels_last=channels_last,
-        compile=given.compile,
-        average=given.average,
-        clip=given.clip,
-        seed=given.seed,
-        workers=workers,
-        log_every=given.log_every,
-        evaluate_every=given.evaluate_every,
-        checkpoint_every=given.checkpoint_every,
-        keep=given.keep,
-    )
+        workers = _usual_workers() if data.train.slow else 0
+    same = {own.name: getattr(given, own.name) for own in fields(Settings)}
+    return Settings(**(same | {"channels_last": channels_last, "workers": workers}))
+
+
+def _usual_workers() -> int:
+    """As many as this machine has cores, less one, for each of the processes that train on it."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(1, min(_MOST_WORKERS, cores() // processes - 1))
 
 
 def _normalize(given: Configuration) -> Callable[[Tensor], Tensor] | None:
@@ -184,10 +176,18 @@ def _demand_place(output: Path, process: Process, resume: bool) -> None:
         raise FileExistsError(f"The output was to go to {output}, which is a file. Name a folder.")
 
 
-def _described(configuration: Configuration, parts: Assembly, process: Process) -> dict[str, Json]:
+def _described(
+    configuration: Configuration, parts: Assembly, process: Process, output: Path
+) -> dict[str, Json]:
+    """What `run.json` says; of a run that goes on, also how it was started before."""
     solution: Json = None
     if (shaping := parts.model.shaping) is not None:
         solution = {"activation": shaping.solution.activation, **shaping.solution.parameters}
+    before: list[Json] = []
+    if (output / RUN).exists():
+        earlier = Record.read(output).run
+        history = earlier.pop("before", [])
+        before = [*(history if isinstance(history, list) else []), earlier]
     return {
         "configuration": configuration.as_mapping(),
         "parameters": parts.parameters,
@@ -195,4 +195,5 @@ def _described(configuration: Configuration, parts: Assembly, process: Process) 
         "processes": process.world,
         "seed": configuration.seed,
         **provenance(),
+        "before": before,
     }

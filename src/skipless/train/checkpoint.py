@@ -61,13 +61,15 @@ class Checkpoints:
             raise ValueError(f"{keep} checkpoints were to be kept; keep 1 or more.")
         self.folder = run / FOLDER
         self.keep = keep
+        self._damaged: set[Path] = set()
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, then remove those too old to keep."""
         path = self.folder / f"step-{checkpoint.step:08d}"
         partial = path.with_name(path.name + ".partial")
+        for cut_off in self.folder.glob("*.partial"):  # by a power cut, or SIGKILL
+            shutil.rmtree(cut_off, ignore_errors=True)
         try:
-            shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             _write_files(partial, checkpoint)
             shutil.rmtree(path, ignore_errors=True)  # one that was found damaged
@@ -76,31 +78,35 @@ class Checkpoints:
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(self._unwritten(checkpoint.step, error)) from error
-        for old in self.paths()[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        self._damaged.discard(path)
+        self._remove_old(checkpoint.step)
         return path
+
+    def _remove_old(self, step: int) -> None:
+        """Remove what is too old to keep, what is damaged, and a future that was not taken."""
+        past = [path for path in self.paths() if _step(path) <= step]
+        for path in _folders(self.folder):
+            if path not in past[-self.keep :]:
+                shutil.rmtree(path, ignore_errors=True)
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole, or None; damaged ones are warned of."""
         for path in reversed(self.paths()):
             try:
                 return _read(path)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+                self._damaged.add(path)
                 warnings.warn(
-                    f"The checkpoint {path} is damaged ({error}), so the one before it is taken.",
+                    f"The checkpoint {path} is damaged ({error}). Going back to the one before: "
+                    f"{self.last()}.",
                     DamagedCheckpointWarning,
                     stacklevel=2,
                 )
         return None
 
     def paths(self) -> list[Path]:
-        """Folders of all checkpoints, the oldest first."""
-        found = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted(path for path in found if re.fullmatch(r"step-\d{8,}", path.name))
-
-    def steps(self) -> list[int]:
-        """The steps that there are checkpoints of, in order."""
-        return [int(path.name.removeprefix("step-")) for path in self.paths()]
+        """Folders of all checkpoints not known to be damaged, the oldest first."""
+        return [path for path in _folders(self.folder) if path not in self._damaged]
 
     def last(self) -> str:
         """The newest checkpoint, in words."""
@@ -117,11 +123,12 @@ class Checkpoints:
 
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     # Serialised in memory first: then the disk is the only thing that can fail, with an OSError.
-    files = {MODEL: _tensors(checkpoint.weights), STATE: _pickled(checkpoint.state)}
+    state = {**checkpoint.state, "step": checkpoint.step}
+    files = {MODEL: _tensors(checkpoint.weights), STATE: _pickled(state)}
     if checkpoint.average is not None:
         files[AVERAGE] = _tensors(checkpoint.average)
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    files[MANIFEST] = json.dumps({"step": checkpoint.step, "sha256": sums}, indent=2).encode()
+    files[MANIFEST] = json.dumps({"sha256": sums}, indent=2).encode()
     for name, content in files.items():
         with (folder / name).open("wb") as file:
             file.write(content)
@@ -139,9 +146,9 @@ def _tensors(weights: Mapping[str, Tensor]) -> bytes:
     return safetensors.torch.save(plain)
 
 
-def _pickled(state: Mapping[str, Any]) -> bytes:
+def _pickled(state: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
+    torch.save(state, buffer)
     return buffer.getvalue()
 
 
@@ -151,17 +158,31 @@ def _read(path: Path) -> Checkpoint:
     for name, content in files.items():
         if hashlib.sha256(content).hexdigest() != manifest["sha256"][name]:
             raise ValueError(f"{name} is not what was written")
+    state = torch.load(io.BytesIO(files[STATE]), map_location="cpu", weights_only=True)
+    if state["step"] != _step(path):
+        raise ValueError(f"it is that of step {state['step']}")
     average = files.get(AVERAGE)
     return Checkpoint(
-        manifest["step"],
+        state["step"],
         safetensors.torch.load(files[MODEL]),
-        torch.load(io.BytesIO(files[STATE]), map_location="cpu", weights_only=True),
+        state,
         None if average is None else safetensors.torch.load(average),
     )
 
 
+def _folders(top: Path) -> list[Path]:
+    found = top.iterdir() if top.is_dir() else ()
+    return sorted((path for path in found if re.fullmatch(r"step-\d+", path.name)), key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
 def _flush(folder: Path) -> None:
-    """Make the names in `folder` as durable as the files."""
+    """Make the names in `folder` as durable as the files, where a system can."""
+    if os.name == "nt":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

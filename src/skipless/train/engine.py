@@ -8,6 +8,7 @@ that was stopped, or killed, goes on as if nothing had happened.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -49,10 +50,7 @@ class Ending:
 
     step: int
     total: int
-
-    @property
-    def finished(self) -> bool:
-        return self.step == self.total
+    finished: bool
 
 
 class Engine:
@@ -72,29 +70,7 @@ class Engine:
     ) -> None:
         self.settings, self.process = settings, process
         self.model, self.optimizer = model, optimizer
-        self.training = Batches(
-            data.train,
-            settings.batch_size,
-            settings.seed,
-            process.rank,
-            process.world,
-            settings.accumulate,
-            settings.workers,
-            normalize,
-        )
-        self.validation = Batches(
-            data.validation,
-            settings.batch_size,
-            rank=process.rank,
-            world=process.world,
-            workers=settings.workers,
-            normalize=normalize,
-        )
-        if not self.training.steps:
-            raise ValueError(
-                f"Batches of {settings.batch_size} were asked for, but there are only "
-                f"{len(data.train)} images for training. Make them smaller."
-            )
+        self.training, self.validation = _dealt(data, settings, process, normalize)
         self.total = settings.steps or settings.epochs * self.training.steps
         self.schedule = Schedule(settings.schedule, self.total, self._warmup())
         for group in optimizer.param_groups:
@@ -122,45 +98,61 @@ class Engine:
         """
         checkpoints = Checkpoints(folder, self.settings.keep)
         torch.manual_seed(self.settings.seed + 1_000_003 * self.process.rank)  # for dropout
-        if resume and (found := checkpoints.newest()) is not None:
-            self._restore(found)
+        self._start(checkpoints, resume)
         with (
             Interruption(patient=self.process.world > 1) as interruption,
             Log(
                 folder,
                 self.step,
                 self.total,
+                last=checkpoints.last,
                 quiet=not self.process.leads,
                 progress=progress,
             ) as log,
         ):
-            self._loop(checkpoints, log, interruption)
-        return Ending(self.step, self.total)
+            return self._loop(checkpoints, log, interruption)
 
-    def _loop(self, checkpoints: Checkpoints, log: Log, interruption: Interruption) -> None:
+    def _start(self, checkpoints: Checkpoints, resume: bool) -> None:
+        """Take over the newest checkpoint, or make sure that there is none."""
+        if not resume and self.process.any_of([bool(checkpoints.paths())])[0]:
+            raise FileExistsError(
+                f"A run was to start in {checkpoints.folder.parent}, which has checkpoints of "
+                "another one. Resume that, or take another folder."
+            )
+        with warnings.catch_warnings():
+            if not self.process.leads:  # one of us is enough to tell of damage
+                warnings.simplefilter("ignore")
+            found = checkpoints.newest() if resume else None
+        if found is not None:
+            self._restore(found)
+        if len(set(self.process.gathered(self.step))) > 1:
+            raise OSError(
+                f"The processes find different checkpoints in {checkpoints.folder}. It must be on "
+                "a disk that all of them share."
+            )
+
+    def _loop(self, checkpoints: Checkpoints, log: Log, interruption: Interruption) -> Ending:
         batches = self._batches()
-        stop, saved = False, self.step if checkpoints.paths() else None
-        while self._evaluate(log, interruption) and self.step < self.total and not stop:
+        stop = False
+        saved = self.process.any_of([bool(checkpoints.paths())])[0]  # what we start from
+        while (evaluated := self._evaluate(log, interruption)) and not stop:
+            if self.step == self.total:
+                break
             self.window.resume_clock()
-            try:
-                parts = list(islice(batches, self.settings.accumulate))
-            except OSError:
-                if interruption.requested and self.process.world == 1:
-                    break  # the signal was for everyone, and the workers that load images are gone
-                raise
-            self._train_step(parts)
+            self._train_step(list(islice(batches, self.settings.accumulate)))
+            bad = self._looks_bad()
             self.seconds += self.window.stop_clock()
-            stop, bad = self.process.any_of([interruption.requested, self._looks_bad()])
+            stop, bad = self.process.any_of([interruption.requested, bad])
             if bad:
                 raise self._diverged(checkpoints)
-            if self.step % self.settings.log_every == 0 or self.step == self.total:
+            if self._log_due():
                 self._log(log)
             log.advance(self.step)
-            if self._checkpoint_due():
-                self._save(checkpoints)
-                saved = self.step
-        if saved != self.step:
-            self._save(checkpoints)
+            if saved := self._checkpoint_due():
+                self._save(checkpoints, log)
+        if not saved:
+            self._save(checkpoints, log)
+        return Ending(self.step, self.total, evaluated and self.step == self.total)
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The parts of all steps that are left."""
@@ -213,19 +205,23 @@ class Engine:
         # Asking a GPU for each loss would stall it, so its losses are looked at together.
         if self.process.device.type == "cpu":
             return self.window.last_is_bad()
-        due = self.step % self.settings.log_every == 0 or self._checkpoint_due()
-        return (due or self.step == self.total) and self.window.bad_step() is not None
+        return (self._log_due() or self._checkpoint_due()) and self.window.bad_step() is not None
 
     def _diverged(self, checkpoints: Checkpoints) -> DivergedError:
         back, loss = self.window.bad_step() or (0, math.nan)  # or it was another process's
-        step = self.step - back
+        return self._error(f"The loss is {loss}", self.step - back, checkpoints)
+
+    def _error(self, what: str, step: int, checkpoints: Checkpoints) -> DivergedError:
         rate = max(group["initial_lr"] for group in self.optimizer.param_groups)
         return DivergedError(
-            f"The loss is {loss} at step {step} of {self.total}, with learning rate "
+            f"{what} at step {step} of {self.total}, with learning rate "
             f"{rate * self.schedule.factor(step - 1):.4g}. The last good checkpoint: "
             f"{checkpoints.last()}. Lower the learning rate, lengthen the warm-up, or clip "
             "gradients."
         )
+
+    def _log_due(self) -> bool:
+        return self.step % self.settings.log_every == 0 or self.step == self.total
 
     def _log(self, log: Log) -> None:
         values = self.window.summary(self.process)
@@ -242,6 +238,7 @@ class Engine:
         period = self.settings.evaluate_every * self.training.steps
         if self.step != self.total and (self.step == 0 or self.step % period):
             return True
+        self.process.share(self.model.buffers())  # statistics of BatchNorm: those that are saved
         for kind, network in (("validation", self.model), ("average", self.average)):
             if network is None or self.process.any_of([log.has(kind, self.step)])[0]:
                 continue
@@ -262,15 +259,15 @@ class Engine:
         period = self.settings.checkpoint_every or self.training.steps
         return self.step % period == 0 or self.step == self.total
 
-    def _save(self, checkpoints: Checkpoints) -> None:
+    def _save(self, checkpoints: Checkpoints, log: Log) -> None:
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
-            raise self._diverged(checkpoints)  # by this step; the loss would be the next one
+            raise self._error("A weight is not finite", self.step, checkpoints)
         own = {"random": random_state(self.process.device), "window": self.window.state()}
         everyones = self.process.gathered(own)
         if not self.process.leads:
             return
+        log.flush()
         state: dict[str, Any] = {
-            "step": self.step,
             "seconds": self.seconds,
             "optimizer": self.optimizer.state_dict(),
             "processes": everyones,
@@ -293,6 +290,34 @@ class Engine:
             own = state["processes"][self.process.rank]
             restore_random_state(own["random"], self.process.device)
             self.window.restore(own["window"], self.process.device)
+
+
+def _dealt(
+    data: Data,
+    settings: Settings,
+    process: Process,
+    normalize: Callable[[Tensor], Tensor] | None,
+) -> tuple[Batches, Batches]:
+    """How the images for training, and those for validation, are dealt out to this process."""
+    training, validation = (
+        Batches(
+            split,
+            settings.batch_size,
+            settings.seed,
+            process.rank,
+            process.world,
+            settings.accumulate,
+            settings.workers,
+            normalize,
+        )
+        for split in (data.train, data.validation)
+    )
+    if not training.steps:
+        raise ValueError(
+            f"Batches of {settings.batch_size} were asked for, but there are only "
+            f"{len(data.train)} images for training. Make them smaller."
+        )
+    return training, validation
 
 
 def _parallel(model: nn.Module, process: Process) -> nn.Module:

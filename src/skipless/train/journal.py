@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from skipless.record import Journal, Record
+from skipless.record import Journal, Record, number
 
 _SHOWN = {
     "loss": "loss {:.3f}",
@@ -20,13 +21,22 @@ _SHOWN = {
 class Log:
     """Writes numbers to all three places; a `quiet` one, of a process that does not lead, nowhere.
 
-    The bar is for terminals: elsewhere, and without `progress`, nothing is printed.
+    The bar is for terminals: elsewhere, and without `progress`, nothing is printed. `last` tells
+    the last checkpoint, for errors.
     """
 
     def __init__(
-        self, folder: Path, step: int, total: int, *, quiet: bool = False, progress: bool = True
+        self,
+        folder: Path,
+        step: int,
+        total: int,
+        *,
+        last: Callable[[], str] = lambda: "none",
+        quiet: bool = False,
+        progress: bool = True,
     ) -> None:
         self._quiet = quiet
+        self._last = last
         self._done: set[tuple[str, int]] = set()
         if quiet:
             return
@@ -36,7 +46,7 @@ class Log:
         self._journal = Journal(folder)
         self._journal.rewind(step)
         rows = Record.read(folder).metrics
-        self._done = {(str(row["kind"]), int(str(row["step"]))) for row in rows}
+        self._done = {(str(row["kind"]), int(number(row, "step"))) for row in rows}
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
         self._bar = tqdm(
             total=total,
@@ -58,7 +68,8 @@ class Log:
     ) -> None:
         if not self._quiet:
             self._bar.close()
-            self._board.close()
+            with self._written():
+                self._board.close()
 
     def has(self, kind: str, step: int) -> bool:
         """Whether the journal has a row of this kind for this step."""
@@ -75,10 +86,30 @@ class Log:
             return
         self._done.add((kind, step))
         plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._journal.append(kind, step, plain)
-        for name, value in values.items():
-            self._board.add_scalar(f"{kind}/{name}", value, step)
+        with self._written():
+            self._journal.append(kind, step, plain)
+            for name, value in values.items():
+                self._board.add_scalar(f"{kind}/{name}", value, step)
         self._show(kind, values)
+
+    def flush(self) -> None:
+        """Make all that was written as durable as a checkpoint."""
+        if not self._quiet:
+            with self._written():
+                self._journal.flush()
+                self._board.flush()
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """Where a disk is full, say what is safe and what to do."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                f"What was measured could not be written to {self._journal.path.parent}: "
+                f"{error.strerror or error}. The last checkpoint that is whole: {self._last()}. "
+                "Make room, then go on with --resume."
+            ) from error
 
     def _show(self, kind: str, values: Mapping[str, float]) -> None:
         if kind == "train":

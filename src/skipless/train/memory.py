@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
+from .settings import Settings
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -27,29 +29,48 @@ class Memory:
 
 
 def estimated_memory(
-    model: nn.Module, optimizer: Optimizer, images: Tensor, batch_size: int
+    model: nn.Module, optimizer: Optimizer, images: Tensor, settings: Settings
 ) -> Memory:
-    """What a step on `batch_size` images will hold, from a real one on the few `images`.
+    """What a step of one process alone will hold, from a real one on a few `images`, 4 or more.
 
     **The step changes the weights.** Counted is what the backward pass will read; buffers inside of
     kernels come on top.
     """
-    labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
-    loss = F.cross_entropy(model(images), labels)
+    fewer = images[: len(images) // 2].clone()
+    few, more = _loss(model, fewer, settings), _loss(model, images, settings)
     own = list(model.parameters()) + list(model.buffers())
     known = {tensor.untyped_storage().data_ptr() for tensor in own}
-    saved = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in _saved(loss)
-    }
-    activations = sum(size for pointer, size in saved.items() if pointer not in known)
-    loss.backward()
+    # What grows with the batch is told from what does not, such as copies of weights in bfloat16.
+    half, whole = _kept(few, known), _kept(more, known)
+    each = (whole - half) / (len(images) - len(fewer))
+    more.backward()
     optimizer.step()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     states = [v for s in optimizer.state_dict()["state"].values() for v in _tensors(s)]
+    part = settings.batch_size // settings.accumulate
+    copies = 1 if settings.average is None else 2
     return Memory(
-        _bytes(own), _bytes(gradients), _bytes(states), activations * batch_size // len(images)
+        copies * _bytes(own),
+        _bytes(gradients),
+        _bytes(states),
+        round(whole + each * (part - len(images))),
     )
+
+
+def _loss(model: nn.Module, images: Tensor, settings: Settings) -> Tensor:
+    labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+    with torch.autocast(
+        images.device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"
+    ):
+        logits = model(images)
+    return F.cross_entropy(logits.float(), labels)
+
+
+def _kept(loss: Tensor, known: set[int]) -> int:
+    """Bytes that the backward pass of `loss` keeps, beside tensors that are known."""
+    storages = (tensor.untyped_storage() for tensor in _saved(loss))
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return sum(size for pointer, size in sizes.items() if pointer not in known)
 
 
 def _saved(loss: Tensor) -> Iterator[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -47,6 +47,12 @@ class Process:
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return [bool(value) for value in values.tolist()]
 
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """Give all processes the tensors of the first one."""
+        if self.world > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
     def gathered(self, value: T) -> list[T]:
         """The values of all processes, by rank."""
         if self.world == 1:
@@ -62,22 +68,38 @@ def joined(device: str = "auto", threads: int | None = None) -> Iterator[Process
 
     On the CPU denormal numbers are taken as zero: in degenerate deep networks they are everywhere,
     and a hundred times slower than others. Call this before the first computation, because threads
-    take the setting over when they start.
+    take the setting over when they start. Afterwards all settings are as before.
     """
-    if threads is not None:
-        torch.set_num_threads(threads)
+    world, chosen = _number("WORLD_SIZE", 1), _device(device)
+    with _settings(threads):
+        if world == 1:
+            yield Process(device=chosen)
+            return
+        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
+        try:
+            yield Process(dist.get_rank(), world, chosen)
+        finally:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _settings(threads: int | None) -> Iterator[None]:
+    """Denormals flushed, and so many threads, for a while."""
+    threads_before = torch.get_num_threads()
+    flushed_before = not torch.tensor(1e-40).mul(1.0).item()  # which nothing else tells
     torch.set_flush_denormal(True)
-    world = _number("WORLD_SIZE", 1)
-    chosen = _device(device)
-    if world == 1:
-        yield Process(device=chosen)
-        return
-    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-    dist.init_process_group(backend)
+    torch.set_num_threads(threads_before if threads is None else threads)
     try:
-        yield Process(dist.get_rank(), world, chosen)
+        yield
     finally:
-        dist.destroy_process_group()
+        torch.set_num_threads(threads_before)
+        torch.set_flush_denormal(flushed_before)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)  # which not every system has
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def _device(name: str) -> torch.device:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .schedule import ScheduleName
+
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -20,9 +22,9 @@ class Settings:
     epochs: int = 90
     batch_size: int = 128
     steps: int | None = None  # instead of what `epochs` amounts to
-    schedule: Literal["step", "cosine", "constant"] = "step"
+    schedule: ScheduleName = "cosine"
     warmup: float | None = None  # epochs; the paper's 5, but at most a tenth of the run
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.1
     accumulate: int = 1
     precision: Precision = "float32"
     channels_last: bool = False

@@ -61,7 +61,7 @@ class Workers:
             worker_init_fn=_be_quiet,
             multiprocessing_context=context,
             persistent_workers=True,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=torch.cuda.is_initialized(),  # by a model that is there already
             generator=torch.Generator(),  # or each epoch would draw from the model's own numbers
         )
 
@@ -109,19 +109,20 @@ class _Loading(Dataset[Batch | Exception]):
 
 
 def _be_quiet(_worker: int) -> None:
-    """Leave interrupts to the main process, and say nothing of oddities that are no damage."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Leave signals to the main process, and say nothing of oddities that are no damage."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # schedulers send them to every process
+        signal.signal(number, signal.SIG_IGN)
     warnings.filterwarnings("ignore", module="PIL")
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits meanwhile; processes that are started meanwhile never see it."""
+    """Signals to stop wait meanwhile; processes that are started meanwhile never see them."""
     if sys.platform == "win32":
         yield
         return
     resource_tracker.ensure_running()  # it would let interrupts in again, were it to start later
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     try:
         yield
     finally:

@@ -1,0 +1,92 @@
+"""A configuration reaches every part of a run."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from skipless.experiments.configuration import CHANGEABLE, Configuration
+from skipless.experiments.training import assembled, train
+from skipless.record import Record
+from skipless.train.process import Process, cores
+from skipless.train.settings import Settings
+
+SMALL = Configuration(model="mlp:14", width=8, norm="batch", steps=3, device="cpu")
+
+
+def test_what_the_engine_can_be_told_it_is_told() -> None:
+    other = {
+        "epochs": 3, "batch_size": 24, "steps": 5, "schedule": "step", "warmup": 0.5,
+        "label_smoothing": 0.3, "accumulate": 2, "precision": "bfloat16", "channels_last": True,
+        "compile": True, "average": 0.7, "clip": 2.0, "seed": 9, "workers": 3, "log_every": 4,
+        "evaluate_every": 2, "checkpoint_every": 6, "keep": 8,
+    }  # fmt: skip
+    assert other.keys() == {own.name for own in fields(Settings)}
+    given = Configuration.of(SMALL.as_mapping(), other)
+    assert assembled(given, Process()).settings == Settings(**other)
+
+
+def test_usual_values_of_engine_and_command_line_are_the_same() -> None:
+    usual = Configuration()
+    for own in fields(Settings):
+        if own.name not in ("channels_last", "workers"):  # which the network and the data decide
+            assert getattr(usual, own.name) == own.default
+
+
+def test_convolutions_are_laid_out_channels_last_and_others_are_not() -> None:
+    for model, width, wanted in (("wide_resnet10", 1.0, True), ("mlp:14", 8.0, False)):
+        given = replace(SMALL, model=model, width=width)
+        parts = assembled(given, Process())
+        assert parts.settings.channels_last is wanted
+        weights = [p for p in parts.model.parameters() if p.dim() == 4 and p.shape[2] > 1]
+        assert all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
+
+
+def test_image_files_are_decoded_by_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("train", "val"):
+        for label in ("a", "b"):
+            (tmp_path / part / label).mkdir(parents=True)
+            Image.new("RGB", (40, 40)).save(tmp_path / part / label / "0.jpg")
+    given = replace(SMALL, data=f"imagefolder:{tmp_path}", image_size=8, batch_size=2)
+    assert assembled(given, Process()).settings.workers == max(1, cores() - 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
+    assert assembled(given, Process()).settings.workers == 1
+    assert assembled(SMALL, Process()).settings.workers == 0
+
+
+@pytest.mark.parametrize("name", CHANGEABLE)
+def test_what_does_not_change_the_numbers_may_change(name: str) -> None:
+    values = {"data_folder": "x", "workers": 2, "device": "cuda", "keep": 9, "checkpoint_every": 4}
+    assert getattr(SMALL.changed({name: values[name]}), name) == values[name]
+
+
+def test_a_run_that_goes_on_remembers_how_it_was_started(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(SMALL, folder, progress=False)
+    train(replace(SMALL, keep=7), folder, resume=True, progress=False)
+    run = Record.read(folder).run
+    before = run["before"]
+    assert isinstance(before, list)
+    assert len(before) == 1
+    keeps = [record["configuration"]["keep"] for record in (before[0], run)]  # pyright: ignore
+    assert keeps == [3, 7]
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(FileExistsError, match="is a file"):
+        train(SMALL, tmp_path / "run", progress=False)
+
+
+def test_per_location_normalisation_brings_a_channel(tmp_path: Path) -> None:
+    given = replace(SMALL, model="wide_resnet10", width=1.0, normalize="location")
+    parts = assembled(given, Process())
+    first = next(iter(parts.model.parameters()))
+    assert first.shape[1] == 2
+    assert parts.normalize is not None
+    images = parts.normalize(parts.data.train.load([0, 1], None)[0])
+    torch.testing.assert_close(images.square().mean(dim=1), torch.ones(2, 8, 8))

@@ -1,0 +1,95 @@
+"""What the engine stands on: random numbers, processes, memory."""
+
+import os
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from skipless.train.memory import estimated_memory
+from skipless.train.process import cores, joined
+from skipless.train.random_state import random_state, restore_random_state
+from skipless.train.settings import Settings
+
+CPU = torch.device("cpu")
+
+
+def drawn() -> list[float]:
+    return [torch.rand(()).item(), float(np.random.rand()), random.random()]  # noqa: NPY002
+
+
+def test_every_generator_goes_on_from_where_it_was() -> None:
+    state = random_state(CPU)
+    first, second = drawn(), drawn()
+    restore_random_state(state, CPU)
+    again = drawn()
+    assert again == first
+    assert all(a != b for a, b in zip(again, second, strict=True))
+
+
+def test_settings_of_torch_are_as_asked_and_then_as_before() -> None:
+    tiny, threads = torch.tensor(1e-40), torch.get_num_threads()
+    with joined("cpu", threads=2) as process:
+        assert torch.get_num_threads() == 2
+        assert (tiny * 1.0).item() == 0.0  # denormals are flushed
+        assert (process.rank, process.world, process.leads) == (0, 1, True)
+    assert torch.get_num_threads() == threads
+    assert (tiny * 1.0).item() > 0.0
+
+
+@pytest.mark.parametrize(
+    ("there", "chosen"), [((), "cpu"), (("mps",), "mps"), (("cuda", "mps"), "cuda")]
+)
+def test_the_quickest_device_is_taken(
+    monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], chosen: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in there)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.mps, "is_available", lambda: "mps" in there)
+    with joined("auto") as process:
+        assert process.device.type == chosen
+
+
+def test_only_cores_that_may_be_used_count() -> None:
+    assert cores() == len(os.sched_getaffinity(0))
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(10, 20), nn.Tanh(), nn.Linear(20, 5))
+
+
+def memory(settings: Settings, momentum: float = 0.9) -> tuple[int, int, int, int]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=momentum)
+    found = estimated_memory(model, optimizer, torch.zeros(4, 10), settings)
+    assert found.total == sum((found.weights, found.gradients, found.optimizer, found.activations))
+    return found.weights, found.gradients, found.optimizer, found.activations
+
+
+def test_memory_is_what_counting_by_hand_gives() -> None:
+    weights = 4 * (10 * 20 + 20 + 20 * 5 + 5)
+    # The backward pass reads, of each sample: the input, the output of tanh, which the next layer
+    # reads too, the logarithm of the softmax, all as floats, and its label, which is a long; and,
+    # of all samples together, one number, which the loss was divided by.
+    sample = 4 * (10 + 20 + 5) + 8
+    one, gradients, optimizer, activations = memory(Settings(batch_size=64))
+    assert (one, gradients, optimizer) == (weights, weights, weights)
+    assert activations == 64 * sample + 4
+    assert memory(Settings(batch_size=64), momentum=0.0)[2] == 0
+
+
+def test_memory_depends_on_the_settings() -> None:
+    base = Settings(batch_size=64)
+    whole = memory(base)
+    assert memory(replace(base, batch_size=128))[3] - 4 == 2 * (whole[3] - 4)
+    assert memory(replace(base, accumulate=4))[3] - 4 == (whole[3] - 4) / 4
+    assert memory(replace(base, average=0.9))[0] == 2 * whole[0]
+    # Of each sample, bfloat16 saves half of the input and of what tanh returns, and keeps the
+    # logits in float32 for the loss; and it keeps copies of both matrices.
+    half = memory(replace(base, precision="bfloat16"))[3]
+    assert half < whole[3] + 2 * (10 * 20 + 20 * 5)
+    doubled = memory(replace(base, precision="bfloat16", batch_size=128))[3]
+    assert doubled - half < whole[3]
