@@ -92,6 +92,12 @@ def wrong(*options: str) -> list[str]:
         (wrong("--device", "cuda"), "cuda"),
         (wrong("--warmup", "1000"), "warm-up"),
         (wrong("--accumulate", "3"), "multiple of 3"),
+        (wrong("--threads", "0"), "0 threads"),
+        (wrong("--seed", "-1"), "seed = -1"),
+        (wrong("--seed", "4294967296"), "seed = 4294967296"),
+        (wrong("--warmup", "nan"), "warmup = nan"),
+        (wrong("--activation", "prelu", "--method", "tat"), "its slopes are trained"),
+        (["models", "vgg*"], "vgg*"),
         (["data", "mnist"], "mnist"),
     ],
 )
@@ -147,6 +153,25 @@ def test_data_sets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     for name in ("digits", "fashion-mnist", "cifar10", "imagefolder", "synthetic"):
         assert name in told
+
+
+def test_networks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "resnet*"]) == 0
+    wanted = ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet200"]
+    assert sorted(capsys.readouterr().out.split()) == sorted(wanted)
+
+
+def test_a_lack_of_memory_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")
+
+    monkeypatch.setattr("skipless.train.engine.Engine._train_step", refuse)
+    assert main(["train", *TINY, "--output", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr().err
+    assert "not enough memory" in told
+    assert len(told.splitlines()) == 1
 
 
 def test_what_is_missing_is_not_called_whole(

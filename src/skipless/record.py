@@ -87,11 +87,15 @@ def write_run(folder: Path, run: Mapping[str, Json]) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Write a file that is there as a whole or not at all."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _rows(path: Path) -> Iterator[dict[str, Json]]:

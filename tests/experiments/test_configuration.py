@@ -1,6 +1,7 @@
 """Options of training come from files and the command line, and wrong ones are named."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,7 @@ def test_all_options_survive_a_file(tmp_path: Path) -> None:
     [
         ({"batchsize": 3}, "batchsize was given, which is no option of training. Is it batch_size"),
         ({"qwertz": 3}, "The names are model, width"),
+        ({1: 2}, "1 was given, which is no option"),
         ({"epochs": "many"}, "epochs = 'many' was given; it is a whole number"),
         ({"epochs": 2.5}, "epochs = 2.5 was given"),
         ({"epochs": True}, "epochs = True was given"),
@@ -48,7 +50,7 @@ def test_all_options_survive_a_file(tmp_path: Path) -> None:
         ({"norm": "group"}, "it is 'none', 'batch', 'layer' or none"),
     ],
 )
-def test_a_wrong_option_is_named(given: dict[str, object], says: str) -> None:
+def test_a_wrong_option_is_named(given: dict[Any, object], says: str) -> None:
     with pytest.raises(ValueError) as raised:  # noqa: PT011 - the words are what is tested
         Configuration.of(given)
     assert says in str(raised.value)
@@ -61,12 +63,13 @@ def test_a_wrong_option_is_named(given: dict[str, object], says: str) -> None:
         ("run.yaml", "a: [", "cannot be read"),
         ("run.yaml", "- 5", "has no names"),
         ("run.txt", "epochs = 5", "none of .toml, .yaml, .yml and .json"),
+        ("run.toml", "epochs = '\udcff'", "cannot be read"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(
     tmp_path: Path, name: str, text: str, says: str
 ) -> None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=says) as raised:
         from_file(tmp_path / name)
     assert name in str(raised.value)
@@ -77,3 +80,5 @@ def test_a_run_that_goes_on_keeps_what_it_was_started_with() -> None:
     assert before.changed({"workers": 5, "lr": 0.1}) == Configuration(lr=0.1, workers=5)
     with pytest.raises(ValueError, match=r"started with --lr 0.1, and 0.3 was asked for"):
         before.changed({"lr": 0.3})
+    with pytest.raises(ValueError, match="started with the usual --lr"):
+        Configuration().changed({"lr": 0.3})

@@ -44,6 +44,15 @@ def test_convolutions_are_laid_out_channels_last_and_others_are_not() -> None:
         assert all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
 
 
+def test_a_layout_that_pytorch_gets_wrong_on_cpus_is_not_taken() -> None:
+    # Conv2d(4, 8, 1, stride=2), channels last: the backward pass corrupts memory.
+    given = replace(SMALL, model="resnet18", width=0.0625)
+    assert not assembled(given, Process()).settings.channels_last
+    assert assembled(replace(given, width=0.125), Process()).settings.channels_last
+    with pytest.raises(ValueError, match="1x1 convolutions with a stride"):
+        assembled(replace(given, channels_last=True), Process())
+
+
 def test_image_files_are_decoded_by_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

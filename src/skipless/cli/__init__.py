@@ -8,6 +8,7 @@ from skipless import __version__
 
 from .data import data
 from .kernels import check, plot, solve
+from .models import models
 from .train import train
 
 
@@ -40,5 +41,5 @@ def skipless() -> None:
     """Very deep networks that train without shortcuts and without normalisation layers."""
 
 
-for command in (solve, plot, check, train, data):
+for command in (solve, plot, check, train, models, data):
     skipless.add_command(command)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
@@ -78,6 +79,8 @@ def train(
     """  # noqa: D301
     given = {name: value for name, value in options.items() if value is not None}
     layers = [*([] if file is None else [from_file(file)]), given]
+    if output is not None and not output.name:
+        raise click.UsageError(f"--output {str(output)!r} was given; name a folder for the run.")
     if resume and output is None:
         raise click.UsageError("--resume needs --output, the folder of the run to go on with.")
     configuration = _configuration(layers, output if resume else None)
@@ -90,11 +93,11 @@ def train(
     if dry_run:
         from skipless.experiments.rehearsal import told
 
-        with notes():
+        with notes(), _memory_enough():
             click.echo(told(configuration, *training.rehearsed(configuration)))
         return 0
     folder = output or _usual_output(configuration)
-    with notes():
+    with notes(), _memory_enough():
         ending, record = training.train(configuration, folder, resume=resume)
     if record is not None and ending.finished:
         click.echo(_summary(record))
@@ -104,6 +107,21 @@ def train(
             f"skipless train --resume --output {folder}"
         )
     return 0
+
+
+@contextmanager
+def _memory_enough() -> Iterator[None]:
+    """What to do where there is not; PyTorch says it in errors of no kind of their own."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        words = " ".join(str(error).split())
+        if not isinstance(error, MemoryError) and "memory" not in words:
+            raise
+        raise OSError(
+            f"There is not enough memory ({words[:200]}). Lower --batch-size, raise --accumulate, "
+            "or make the network smaller; --dry-run tells what it takes."
+        ) from None
 
 
 def _configuration(layers: list[dict[str, Any]], resumed: Path | None) -> Configuration:

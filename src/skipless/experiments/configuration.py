@@ -95,7 +95,7 @@ class Configuration:
         """The configuration with the values of all `layers`, the later before the earlier."""
         merged: dict[str, Any] = {}
         for layer in layers:
-            merged |= {name.replace("-", "_"): value for name, value in layer.items()}
+            merged |= {str(name).replace("-", "_"): value for name, value in layer.items()}
         hints = option_types()
         for name, value in merged.items():
             if name not in hints:
@@ -113,8 +113,9 @@ class Configuration:
         for name, value in self.as_mapping().items():
             wanted = getattr(new, name)
             if wanted != value and name not in CHANGEABLE:
+                before = f"the usual {flag(name)}" if value is None else f"{flag(name)} {value}"
                 raise ValueError(
-                    f"The run was started with {flag(name)} {value}, and {wanted} was asked for. "
+                    f"The run was started with {before}, and {wanted} was asked for. "
                     "Leave it out to go on, or start another run with another --output."
                 )
         return new
@@ -128,9 +129,10 @@ def option_types() -> dict[str, Any]:
 def from_file(path: Path) -> dict[str, object]:
     """The values that a TOML, YAML or JSON file gives."""
     if not path.is_file():
-        raise FileNotFoundError(f"The configuration was asked for from {path}: no such file.")
-    text = path.read_text(encoding="utf-8")
+        what = "which is a folder" if path.is_dir() else "which does not exist"
+        raise FileNotFoundError(f"A configuration was asked for from {path}, {what}. Name a file.")
     try:
+        text = path.read_text(encoding="utf-8")
         match path.suffix.lower():
             case ".toml":
                 found: object = tomllib.loads(text)
@@ -143,7 +145,9 @@ def from_file(path: Path) -> dict[str, object]:
     except ValueError as error:
         raise ValueError(f"The configuration {path} cannot be read: {error}.") from None
     if not isinstance(found, dict):
-        raise ValueError(f"The configuration {path} has no names: write lines like epochs = 90.")
+        raise ValueError(
+            f"The configuration {path} has no names for its values, such as epochs. Add them."
+        )
     return found
 
 

@@ -29,6 +29,11 @@ def method_of(
         if key not in TARGETS[name]:
             own = " and ".join(map(flag, TARGETS[name]))
             raise ValueError(f"{flag(key)} does not belong to {name}, which has {own}.")
+    if activation == "prelu":
+        raise ValueError(
+            f"--activation prelu was asked for with --method {name}, but its slopes are trained, "
+            "where a method solves for them. Leave one of the two out."
+        )
     if name == "tat":
         leaky = activation is None or look_up(activation).negative_slope is not None
         used, unused = ("eta", "tau") if leaky else ("tau", "eta")

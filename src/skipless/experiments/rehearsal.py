@@ -56,10 +56,11 @@ def _memory(memory: Memory) -> str:
         "gradients": memory.gradients,
         "optimiser": memory.optimizer,
         "activations": memory.activations,
+        "their gradients": memory.passing,
         "together": memory.total,
     }
     rows = [[name, f"{size / 2**20:,.1f} MiB"] for name, size in parts.items()]
-    return table(["memory of one process, about", ""], rows)
+    return table(["memory, about, beside PyTorch itself", ""], rows)
 
 
 def _value(value: object) -> str:

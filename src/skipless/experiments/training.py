@@ -57,8 +57,7 @@ def assembled(configuration: Configuration, process: Process) -> Assembly:
     data = load_data(given.data, folder=folder, image_size=given.image_size, augment=given.augment)
     torch.manual_seed(given.seed)  # the same weights in every process
     model = _model(given, data)
-    has_images = any(isinstance(module, nn.Conv2d) for module in model.modules())
-    channels_last = has_images if given.channels_last is None else given.channels_last
+    channels_last = _channels_last(given, model, process)
     layout = torch.channels_last if channels_last else torch.preserve_format
     model = model.to(process.device)
     model = model.to(memory_format=layout)  # pyright: ignore[reportCallIssue] - torch takes it
@@ -75,6 +74,26 @@ def assembled(configuration: Configuration, process: Process) -> Assembly:
     )
 
 
+def _channels_last(given: Configuration, model: nn.Module, process: Process) -> bool:
+    """Whether images are laid out with their channels last: usually where there are convolutions.
+
+    On CPUs, PyTorch 2.13 overwrites memory that is not its own in the backward pass of 1x1
+    convolutions with a stride and less than 8 inputs in this layout, so these do without it.
+    """
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    unsafe = process.device.type == "cpu" and any(
+        c.kernel_size == (1, 1) and c.stride != (1, 1) and c.in_channels // c.groups < 8
+        for c in convolutions
+    )
+    if given.channels_last and unsafe:
+        raise ValueError(
+            f"channels_last was asked for, but {given.model} has 1x1 convolutions with a stride "
+            "and less than 8 inputs, which PyTorch gets wrong on CPUs in this layout. Leave it "
+            "out, or make the network wider."
+        )
+    return bool(convolutions) and not unsafe if given.channels_last is None else given.channels_last
+
+
 def train(
     configuration: Configuration, output: Path, *, resume: bool = False, progress: bool = True
 ) -> tuple[Ending, Record | None]:
@@ -89,8 +108,7 @@ def train(
             parts.model, parts.optimizer, parts.data, parts.settings, process, parts.normalize
         )
         if process.leads:
-            output.mkdir(parents=True, exist_ok=True)
-            write_run(output, _described(configuration, parts, process, output))
+            _write_description(output, _described(configuration, parts, process, output))
         ending = engine.run(output, resume=resume, progress=progress)
         return ending, Record.read(output) if process.leads else None
 
@@ -174,6 +192,17 @@ def _demand_place(output: Path, process: Process, resume: bool) -> None:
         )
     if blocked:
         raise FileExistsError(f"The output was to go to {output}, which is a file. Name a folder.")
+
+
+def _write_description(output: Path, run: dict[str, Json]) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        write_run(output, run)
+    except OSError as error:
+        raise OSError(
+            f"The run was to be described in {output / RUN}, which cannot be written: "
+            f"{error.strerror or error}. Make room, or name another --output."
+        ) from error
 
 
 def _described(

@@ -40,14 +40,16 @@ class Log:
         self._done: set[tuple[str, int]] = set()
         if quiet:
             return
-        from torch.utils.tensorboard import SummaryWriter
         from tqdm import tqdm
 
+        from .board import Board
+
         self._journal = Journal(folder)
-        self._journal.rewind(step)
+        with self._written():
+            self._journal.rewind(step)
+            self._board = Board(folder / "tensorboard", step)
         rows = Record.read(folder).metrics
         self._done = {(str(row["kind"]), int(number(row, "step"))) for row in rows}
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
         self._bar = tqdm(
             total=total,
             initial=step,
@@ -89,7 +91,7 @@ class Log:
         with self._written():
             self._journal.append(kind, step, plain)
             for name, value in values.items():
-                self._board.add_scalar(f"{kind}/{name}", value, step)
+                self._board.add(f"{kind}/{name}", value, step)
         self._show(kind, values)
 
     def flush(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -16,16 +17,17 @@ from .settings import Settings
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that one process holds at the end of a forward pass, by what they are for."""
+    """Bytes that one process holds in a step, by what they are for."""
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
+    passing: int  # gradients of the two largest activations, one made from the other
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations
+        return sum((self.weights, self.gradients, self.optimizer, self.activations, self.passing))
 
 
 def estimated_memory(
@@ -33,8 +35,7 @@ def estimated_memory(
 ) -> Memory:
     """What a step of one process alone will hold, from a real one on a few `images`, 4 or more.
 
-    **The step changes the weights.** Counted is what the backward pass will read; buffers inside of
-    kernels come on top.
+    **The step changes the weights.** Python, PyTorch and what kernels need come on top.
     """
     fewer = images[: len(images) // 2].clone()
     few, more = _loss(model, fewer, settings), _loss(model, images, settings)
@@ -42,7 +43,8 @@ def estimated_memory(
     known = {tensor.untyped_storage().data_ptr() for tensor in own}
     # What grows with the batch is told from what does not, such as copies of weights in bfloat16.
     half, whole = _kept(few, known), _kept(more, known)
-    each = (whole - half) / (len(images) - len(fewer))
+    largest = sorted((whole - half).elements())[-2:]
+    each = (sum(whole.elements()) - sum(half.elements())) / (len(images) - len(fewer))
     more.backward()
     optimizer.step()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -53,7 +55,8 @@ def estimated_memory(
         copies * _bytes(own),
         _bytes(gradients),
         _bytes(states),
-        round(whole + each * (part - len(images))),
+        round(sum(whole.elements()) + each * (part - len(images))),
+        sum(largest) * part // len(images),
     )
 
 
@@ -66,11 +69,11 @@ def _loss(model: nn.Module, images: Tensor, settings: Settings) -> Tensor:
     return F.cross_entropy(logits.float(), labels)
 
 
-def _kept(loss: Tensor, known: set[int]) -> int:
-    """Bytes that the backward pass of `loss` keeps, beside tensors that are known."""
+def _kept(loss: Tensor, known: set[int]) -> Counter[int]:
+    """Sizes of what the backward pass of `loss` keeps, in bytes, beside tensors that are known."""
     storages = (tensor.untyped_storage() for tensor in _saved(loss))
     sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    return sum(size for pointer, size in sizes.items() if pointer not in known)
+    return Counter(size for pointer, size in sizes.items() if pointer not in known)
 
 
 def _saved(loss: Tensor) -> Iterator[Tensor]:

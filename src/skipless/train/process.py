@@ -70,6 +70,8 @@ def joined(device: str = "auto", threads: int | None = None) -> Iterator[Process
     and a hundred times slower than others. Call this before the first computation, because threads
     take the setting over when they start. Afterwards all settings are as before.
     """
+    if threads is not None and threads < 1:
+        raise ValueError(f"{threads} threads were asked for; give 1 or more.")
     world, chosen = _number("WORLD_SIZE", 1), _device(device)
     with _settings(threads):
         if world == 1:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from .schedule import ScheduleName
 
 Precision = Literal["float32", "bfloat16"]
+
+_SEEDS = 2**32  # so that each process can have its own, derived from it
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,14 @@ class Settings:
         least |= {"evaluate_every": 1, "checkpoint_every": 1, "keep": 1, "workers": 0, "warmup": 0}
         for name, smallest in least.items():
             value = getattr(self, name)
-            if value is not None and value < smallest:
+            if value is not None and not smallest <= value < math.inf:
                 raise ValueError(f"{name} = {value} was asked for; give {smallest} or more.")
         for name, given in (("label_smoothing", self.label_smoothing), ("average", self.average)):
             if given is not None and not 0.0 <= given < 1.0:
                 raise ValueError(
                     f"{name} = {given} was asked for; give 0 or more, and less than 1."
                 )
+        if not 0 <= self.seed < _SEEDS:
+            raise ValueError(f"seed = {self.seed} was asked for; give one from 0 to 2^32 - 1.")
         if self.clip is not None and not self.clip > 0.0:
             raise ValueError(f"clip = {self.clip} was asked for; a largest norm is more than 0.")
