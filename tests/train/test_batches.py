@@ -1,6 +1,7 @@
 """Samples are dealt out the same, however many processes, parts and workers share the work."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -209,12 +210,15 @@ if __name__ == "__main__":
     data = load_data("imagefolder:" + sys.argv[1], image_size=14)
     batches = Batches(data.validation, 1, workers=1)
     iterator = batches.once()
-    try:
-        next(iterator)
-        os.killpg(0, signal.SIGINT)  # as Ctrl-C does: to every process of the group
-        time.sleep(10)
-    except KeyboardInterrupt:
-        print(1 + len(list(iterator)))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    next(iterator)
+    for number in (signal.SIGINT, signal.SIGTERM):  # as Ctrl-C, or a scheduler: to the whole group
+        try:
+            os.killpg(0, number)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            pass
+    print(1 + len(list(iterator)))
     worker = batches._workers.loader._iterator._workers[0]
     os.kill(worker.pid, signal.SIGKILL)
     try:
@@ -225,7 +229,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
-def test_workers_outlive_ctrl_c_and_their_death_is_told_in_one_line(
+def test_workers_outlive_signals_to_all_and_their_death_is_told_in_one_line(
     photos: Data, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
@@ -244,3 +248,34 @@ def test_workers_outlive_ctrl_c_and_their_death_is_told_in_one_line(
     delivered, death = done.stdout.splitlines()
     assert delivered == "5"
     assert death.startswith("A process that loads images died (")
+
+
+ORPHANED = """
+import os, signal, sys
+from skipless.train.batches import Batches
+from skipless.train.data import load_data
+
+if __name__ == "__main__":
+    data = load_data("imagefolder:" + sys.argv[1], image_size=14)
+    batches = Batches(data.validation, 1, workers=1)
+    next(batches.once())
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
+def test_workers_end_with_a_run_that_is_killed(photos: Data, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ORPHANED)
+    folder = Path(photos.validation.encoded.name(0)).parents[2]  # pyright: ignore
+    # The pipe ends when nobody holds it any more, neither the worker nor who forked it; else the
+    # time runs out.
+    done = subprocess.run(
+        [sys.executable, script, folder],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -43,8 +42,8 @@ def estimated_memory(
     known = {tensor.untyped_storage().data_ptr() for tensor in own}
     # What grows with the batch is told from what does not, such as copies of weights in bfloat16.
     half, whole = _kept(few, known), _kept(more, known)
-    largest = sorted((whole - half).elements())[-2:]
-    each = (sum(whole.elements()) - sum(half.elements())) / (len(images) - len(fewer))
+    grown = [size for less, size in zip(half, whole, strict=True) if size > less]
+    each = (sum(whole) - sum(half)) / (len(images) - len(fewer))
     more.backward()
     optimizer.step()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -55,8 +54,8 @@ def estimated_memory(
         copies * _bytes(own),
         _bytes(gradients),
         _bytes(states),
-        round(sum(whole.elements()) + each * (part - len(images))),
-        sum(largest) * part // len(images),
+        round(sum(whole) + each * (part - len(images))),
+        sum(sorted(grown)[-2:]) * part // len(images),
     )
 
 
@@ -69,11 +68,11 @@ def _loss(model: nn.Module, images: Tensor, settings: Settings) -> Tensor:
     return F.cross_entropy(logits.float(), labels)
 
 
-def _kept(loss: Tensor, known: set[int]) -> Counter[int]:
+def _kept(loss: Tensor, known: set[int]) -> list[int]:
     """Sizes of what the backward pass of `loss` keeps, in bytes, beside tensors that are known."""
     storages = (tensor.untyped_storage() for tensor in _saved(loss))
     sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    return Counter(size for pointer, size in sizes.items() if pointer not in known)
+    return [size for pointer, size in sizes.items() if pointer not in known]
 
 
 def _saved(loss: Tensor) -> Iterator[Tensor]:
