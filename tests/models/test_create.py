@@ -7,6 +7,7 @@ import pickle
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -258,6 +259,13 @@ def test_channels_last_and_bfloat16_compute_the_same() -> None:
     assert torch.allclose(last, expected, atol=1e-5)
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    counts: dict[str, Any] = {"num_classes": np.int64(4), "in_channels": np.uint8(2)}
+    sizes: dict[str, Any] = {"input_size": (np.uint8(16), 16), "width": np.float32(8)}
+    model = create_model("mlp20", **counts, **sizes, dropout=np.float64(0.1))
+    assert model(torch.zeros(3, 2, 16, 16)).shape == (3, 4)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
@@ -274,15 +282,39 @@ def test_channels_last_and_bfloat16_compute_the_same() -> None:
         ),
         ("resnet18", {"width": 0.001}, "at least one has to be left"),
         ("resnet18", {"width": math.nan}, "at least one has to be left"),
+        ("resnet18", {"width": 1e7}, "16777216 at most"),
+        (
+            "resnet18",
+            {"norm": "batch", "method": TAT()},
+            "(0 for none) with norm='none' or 'layer'",
+        ),
         ("resnet18", {"num_classes": 0}, "num_classes=0 was asked for"),
         ("resnet18", {"dropout": 1.0}, "a probability below 1"),
         ("resnet18", {"input_size": 0}, "an image has a height and a width"),
         ("resnet18", {"activation": "rulu"}, "rulu"),
+        ("resnet18", {"activation": "PReLU"}, "Did you mean 'prelu'?"),
+        ("resnet18", {"method": "tat"}, "method='tat' was asked for, which is of type str. Give a"),
+        ("resnet18", {"method": TAT}, "Give a method, such as TAT(eta=0.9)."),
+        ("resnet18", {"activation": "prelu", "method": "tat"}, "such as TAT(eta=0.9)."),
+        ("resnet18", {"num_classes": 2.5}, "num_classes=2.5 was asked for, which is of type float"),
+        ("resnet18", {"num_classes": "10"}, "num_classes='10' was asked for, which is of type str"),
+        ("resnet18", {"num_classes": None}, "Give a whole number, such as 10."),
+        ("resnet18", {"in_channels": True}, "in_channels=True was asked for, which is of type"),
+        ("resnet18", {"input_size": "32"}, "input_size='32' was asked for, which is of type str"),
+        ("resnet18", {"input_size": (8, 8.5), "stem": "cifar"}, "input_size=8.5 was asked for"),
+        ("resnet18", {"input_size": (8, 8, 8), "stem": "cifar"}, "has a height and a width"),
+        ("resnet18", {"shortcut_weight": "0"}, "shortcut_weight='0' was asked for, which is of"),
+        ("resnet18", {"dropout": "a"}, "dropout='a' was asked for, which is of type str"),
+        ("resnet18", {"width": "x"}, "width='x' was asked for, which is of type str"),
+        ("resnet18", {"negative_slope": "0.1"}, "negative_slope='0.1' was asked for, which is"),
         ("resnet18", {"width": 0.1, "distribution": "uniform"}, "'orthogonal' or 'gaussian'"),
         ("mlp20", {}, "Give the size of the images"),
         ("mlp20", {"input_size": 8, "shortcut_weight": 0.0}, "shortcut_weight was asked for, but"),
         ("mlp20", {"input_size": 8, "stem": "cifar"}, "stem was asked for, but"),
         ("mlp20", {"input_size": 8, "width": 0.5}, "number of units"),
+        ("mlp20", {"input_size": 8, "width": math.nan}, "width=nan was asked for, but the width"),
+        ("mlp20", {"input_size": 8, "width": math.inf}, "width=inf was asked for, but the width"),
+        ("mlp20", {"input_size": 8, "width": 1e12}, "Give a whole number up to 16777216, such as"),
         ("mlp20", {"input_size": 8, "activation": "prelu", "method": TAT()}, "slopes are trained"),
         ("mlp20", {"input_size": 8, "negative_slope": 0.2}, "it finds the slope itself"),
     ],

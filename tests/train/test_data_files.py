@@ -3,6 +3,7 @@
 import gzip
 import os
 import pickle
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from skipless.train import formats, standard
 from skipless.train.data import load_data
 from skipless.train.places import CIFAR10, FASHION_MNIST
 
@@ -30,11 +32,20 @@ def no_other_place(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr("skipless.train.standard.FASHION_MNIST", elsewhere)
 
 
-def cifar_batches(n: int = 4) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+@pytest.fixture(autouse=True)
+def small_files(request, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files with as many images as the functions below write, but for tests of the real files."""
+    if "real" not in request.node.name:
+        monkeypatch.setattr(formats, "CIFAR10_BATCH", 4)
+        monkeypatch.setattr(standard, "FASHION_MNIST_TRAIN", 12)
+        monkeypatch.setattr(standard, "FASHION_MNIST_TEST", 12)
+
+
+def cifar_batches(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Six small batches: images as rows of bytes, red, green, blue, and labels."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     return {
-        name: (rng.integers(0, 256, (n, 3072), dtype=np.uint8), rng.integers(0, 10, n))
+        name: (rng.integers(0, 256, (4, 3072), dtype=np.uint8), rng.integers(0, 10, 4))
         for name in CIFAR_NAMES
     }
 
@@ -110,14 +121,15 @@ def test_python_batches_say_the_same(tmp_path: Path, protocol: int) -> None:
 def test_a_folder_that_is_given_comes_first_then_the_variable_then_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_binary(tmp_path / "home" / ".cache" / "skipless" / "cifar10", cifar_batches(1))
-    assert len(load_data("cifar10").validation) == 1
+    first, second, third = (cifar_batches(seed) for seed in (1, 2, 3))
+    write_binary(tmp_path / "home" / ".cache" / "skipless" / "cifar10", first)
+    check_cifar(load_data("cifar10"), first)
     monkeypatch.setenv("SKIPLESS_DATA", str(tmp_path / "data"))
-    assert len(load_data("cifar10").validation) == 1
-    write_binary(tmp_path / "data" / "cifar10", cifar_batches(2))
-    assert len(load_data("cifar10").validation) == 2
-    write_binary(tmp_path / "given", cifar_batches(3))
-    assert len(load_data("cifar10", folder=tmp_path / "given").validation) == 3
+    check_cifar(load_data("cifar10"), first)
+    write_binary(tmp_path / "data" / "cifar10", second)
+    check_cifar(load_data("cifar10"), second)
+    write_binary(tmp_path / "given", third)
+    check_cifar(load_data("cifar10", folder=tmp_path / "given"), third)
 
 
 def test_training_images_of_cifar_are_augmented_unless_that_is_switched_off(tmp_path: Path) -> None:
@@ -173,6 +185,33 @@ def test_a_damaged_binary_batch_is_named(tmp_path: Path, content: bytes, reason:
     (tmp_path / "there" / "data_batch_2.bin").write_bytes(content)
     with pytest.raises(ValueError, match=rf"there/data_batch_2\.bin is damaged: {reason}\. Repair"):
         load_data("cifar10", folder=tmp_path / "there")
+
+
+@pytest.mark.parametrize("ending", [".bin", ""])
+def test_a_batch_that_lost_whole_records_is_damaged(tmp_path: Path, ending: str) -> None:
+    batches = cifar_batches()
+    batches["test_batch"] = tuple(array[:3] for array in batches["test_batch"])  # pyright: ignore
+    if ending:
+        write_binary(tmp_path / "there", batches)
+    else:
+        write_pickled(tmp_path / "there", batches, 2)
+    told = f"there/test_batch{ending} is damaged: it has 3 images, not 4. Repair it: skipless data"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        load_data("cifar10", folder=tmp_path / "there")
+
+
+def test_files_need_as_many_images_as_the_real_ones_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_binary(tmp_path / "there", cifar_batches())
+    with pytest.raises(ValueError, match=r"data_batch_1\.bin is damaged: it has 4 .* not 10000\."):
+        load_data("cifar10", folder=tmp_path / "there")
+    write_fashion(tmp_path / "there")
+    with pytest.raises(ValueError, match=r"The train files .*\(12, 28, 28\).* not 60000 images"):
+        load_data("fashion-mnist", folder=tmp_path / "there")
+    monkeypatch.setattr(standard, "FASHION_MNIST_TRAIN", 12)
+    with pytest.raises(ValueError, match=r"The t10k files .* not 10000 images.*: skipless data"):
+        load_data("fashion-mnist", folder=tmp_path / "there")
 
 
 class Evil:

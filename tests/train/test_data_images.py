@@ -1,6 +1,7 @@
 """Image files: decoded, cropped and mirrored as Pillow does it step by step, from three homes."""
 
 import io
+import logging
 import re
 import sys
 from pathlib import Path
@@ -257,6 +258,30 @@ def test_a_data_set_of_another_make_is_told_apart(
     library.DatasetDict(dict.fromkeys(parts, table)).save_to_disk(tmp_path / "saved")
     with pytest.raises(ValueError, match=message):
         load_data(f"hf:{tmp_path / 'saved'}")
+
+
+def test_a_hub_out_of_reach_is_told_once_and_not_at_every_attempt(
+    library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    logger.addHandler(handler)
+
+    def unreachable(name: str) -> None:
+        logger.warning("Retrying in 1s [Retry 1/5].")
+        raise ConnectionError(f"Couldn't reach {name!r} on the Hub")
+
+    monkeypatch.setattr(library, "load_dataset", unreachable)
+    try:
+        with pytest.raises(ValueError, match=r"Couldn't reach 'some/name' .* and the network"):
+            load_data("hf:some/name")
+        assert heard == []
+        logger.warning("afterwards")
+        assert heard == ["afterwards"]
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

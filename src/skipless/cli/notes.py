@@ -18,5 +18,7 @@ def notes() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
+        for developers_only in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore", developers_only)
         warnings.showwarning = tell
         yield

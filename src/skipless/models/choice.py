@@ -50,6 +50,8 @@ def chosen(plan: Plan, wish: Wish) -> Choice:
     """The activation that `plan` gets, which without normalisation is solved for if it can be."""
     if wish.activation == "prelu":
         return _parametric(wish)
+    if str(wish.activation).lower() == "prelu":  # not in the table, which would suggest another
+        raise ValueError(f"No activation is called {wish.activation!r}. Did you mean 'prelu'?")
     if wish.method is None and plan.norm != "none":
         return _as_it_is(wish)
     return _solved(plan, wish)
@@ -78,7 +80,8 @@ def _solved(plan: Plan, wish: Wish) -> Choice:
     if isinstance(plan, ResNetPlan) and plan.shortcut_weight is None:
         raise ValueError(
             f"{asked} with ordinary sums, whose terms normalisation weighs in a way that the "
-            "theory does not follow. Give a shortcut_weight (0 for none), or leave the method out."
+            "theory does not follow. Give a shortcut_weight (0 for none) with norm='none' or "
+            "'layer', or leave the method out."
         )
     if plan.norm == "batch":
         raise ValueError(

@@ -12,6 +12,7 @@ from skipless.torch.init import Distribution, initialize_
 
 from .build import built
 from .choice import Wish, chosen
+from .kinds import demand_kinds
 from .mlp import MLP
 from .names import parsed
 from .plans import Interface, MLPPlan, Norm, Plan, Stem, mlp_plan, resnet_plan, wide_resnet_plan
@@ -69,8 +70,12 @@ def create_model(
     >>> standard.shaping is None
     True
     """
-    plan = _plan(name, width, stem, input_size, shortcut_weight, norm)
-    interface = _interface(plan, in_channels, input_size, num_classes, dropout)
+    demand_kinds({"num_classes": num_classes, "in_channels": in_channels, "width": width,
+                  "shortcut_weight": shortcut_weight, "negative_slope": negative_slope,
+                  "method": method, "dropout": dropout})  # fmt: skip
+    sides = None if input_size is None else _sides(input_size)
+    plan = _plan(name, width, stem, sides, shortcut_weight, norm)
+    interface = _interface(plan, in_channels, sides, num_classes, dropout)
     choice = chosen(plan, Wish(activation, negative_slope, method, clamp))
     network = built(plan, interface, choice.activation)
     initialize_(
@@ -88,7 +93,7 @@ def _plan(
     name: str,
     width: float | None,
     stem: Stem | None,
-    input_size: int | tuple[int, int] | None,
+    sides: tuple[int, int] | None,
     shortcut_weight: float | None,
     norm: Norm | None,
 ) -> Plan:
@@ -116,24 +121,24 @@ def _plan(
     weight = None if shortcut_weight is None else float(shortcut_weight)
     norm = norm or ("batch" if weight is None else "none")
     if family == "resnet":
-        return resnet_plan(depth, width, _stem(stem, input_size), weight, norm)
-    return wide_resnet_plan(depth, width, _stem(stem or "cifar", input_size), weight, norm)
+        return resnet_plan(depth, width, _stem(stem, sides), weight, norm)
+    return wide_resnet_plan(depth, width, _stem(stem or "cifar", sides), weight, norm)
 
 
-def _stem(stem: Stem | None, input_size: int | tuple[int, int] | None) -> Stem:
+def _stem(stem: Stem | None, sides: tuple[int, int] | None) -> Stem:
     """The stem that was asked for, or that suits images of that size."""
     if stem is not None and stem not in get_args(Stem):
         raise ValueError(f"stem={stem!r} was asked for; it is one of {', '.join(get_args(Stem))}.")
     if stem is not None:
         return stem
-    small = input_size is not None and max(_sides(input_size)) <= _LARGEST_SMALL_IMAGE
+    small = sides is not None and max(sides) <= _LARGEST_SMALL_IMAGE
     return "cifar" if small else "imagenet"
 
 
 def _interface(
     plan: Plan,
     in_channels: int,
-    input_size: int | tuple[int, int] | None,
+    sides: tuple[int, int] | None,
     num_classes: int,
     dropout: float,
 ) -> Interface:
@@ -145,20 +150,22 @@ def _interface(
             f"dropout={dropout:g} was asked for, but it is a probability below 1, such as 0.2."
         )
     if isinstance(plan, MLPPlan):
-        if input_size is None:
+        if sides is None:
             raise ValueError(
                 "An MLP was asked for without input_size, but its first layer reads every pixel. "
                 "Give the size of the images, such as 28, or 1 for vectors of in_channels numbers."
             )
-        return Interface(in_channels * math.prod(_sides(input_size)), num_classes, dropout)
-    return Interface(in_channels, num_classes, dropout)
+        return Interface(int(in_channels) * math.prod(sides), int(num_classes), dropout)
+    return Interface(int(in_channels), int(num_classes), dropout)
 
 
 def _sides(input_size: int | tuple[int, int]) -> tuple[int, int]:
-    sides = (input_size, input_size) if isinstance(input_size, int) else input_size
+    sides = input_size if isinstance(input_size, tuple | list) else (input_size, input_size)
+    for side in sides:
+        demand_kinds({"input_size": side})
     if len(sides) != 2 or min(sides) < 1:
         raise ValueError(
             f"input_size={input_size} was asked for, but an image has a height and a width, each 1 "
             "or more. Give one number for both, such as 224, or a pair."
         )
-    return sides
+    return int(sides[0]), int(sides[1])

@@ -22,6 +22,7 @@ _WIDE_RESNET_CHANNELS = 16
 _USUAL_WIDENING = 2  # of the paper's experiments on CIFAR-10 (appendix E)
 _USUAL_UNITS = 256
 _FEWEST_WIDE_LAYERS = 10  # with one block a stage
+_MOST_CHANNELS = 2**24  # of a first stage: the bytes of any later layer still fit 63 bits
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,10 @@ def wide_resnet_plan(
 def mlp_plan(depth: int, width: float | None, norm: Norm) -> MLPPlan:
     """The plan of a chain of `depth` layers with `width` units each."""
     units = _USUAL_UNITS if width is None else width
-    if units < 1 or units != int(units):
+    if not 1 <= units <= _MOST_CHANNELS or units != int(units):
         raise ValueError(
-            f"width={units:g} was asked for, but the width of an MLP is its number of units a "
-            "layer. Give a whole number, such as 256."
+            f"width={units} was asked for, but the width of an MLP is its number of units a "
+            f"layer. Give a whole number up to {_MOST_CHANNELS}, such as 256."
         )
     return MLPPlan(depth, int(units), norm)
 
@@ -117,9 +118,10 @@ def nearest_wide_depths(depth: int) -> tuple[int, ...]:
 
 def _times(channels: int, width: float) -> int:
     """`channels` times `width`, rounded."""
-    if not 0.5 <= channels * width < 2.0**31:
+    if not 0.5 <= channels * width <= _MOST_CHANNELS:
         raise ValueError(
-            f"width={width:g} was asked for, but it multiplies {channels} channels, of which at "
-            "least one has to be left. Give a number such as 1, 2 or 0.25."
+            f"width={width} was asked for, but it multiplies {channels} channels, of which at "
+            f"least one has to be left, and {_MOST_CHANNELS} at most. Give a number such as 1, 2 "
+            "or 0.25."
         )
     return max(1, round(channels * width))

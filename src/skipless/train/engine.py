@@ -192,9 +192,9 @@ class Engine:
         device = self.process.device
         layout = torch.channels_last if self.settings.channels_last else torch.preserve_format
         images = images.to(device, non_blocking=True, memory_format=layout)
-        with torch.autocast(
-            device.type, torch.bfloat16, enabled=self.settings.precision == "bfloat16"
-        ):
+        if self.settings.precision == "float32":
+            return network(images)
+        with torch.autocast(device.type, torch.bfloat16):
             return network(images)
 
     def _apart(self) -> AbstractContextManager[None]:
@@ -324,6 +324,15 @@ def _parallel(model: nn.Module, process: Process) -> nn.Module:
     if process.world == 1:
         return model
     cuda = process.device.type == "cuda"
-    if cuda:  # statistics over the whole batch, as one process has them; there is none for CPUs
+    if cuda:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    elif process.leads and any(
+        isinstance(m, nn.BatchNorm2d | nn.BatchNorm1d) for m in model.modules()
+    ):
+        warnings.warn(
+            f"BatchNorm takes its statistics over each of the {process.world} processes' shares of "
+            "a batch, because PyTorch has no SyncBatchNorm for CPUs: losses differ from those of "
+            "one process.",
+            stacklevel=3,
+        )
     return DistributedDataParallel(model, device_ids=[process.device.index] if cuda else None)

@@ -20,6 +20,7 @@ Bytes = NDArray[np.uint8]
 Labelled = tuple[Bytes, NDArray[np.int64]]
 
 _RECORD = 1 + 3 * 32 * 32  # a label and a picture
+CIFAR10_BATCH = 10_000  # images in each of the six files
 
 
 def read_idx(path: Path) -> Bytes:
@@ -72,6 +73,8 @@ def _labelled(pictures: Bytes, labels: NDArray[np.generic]) -> Labelled:
     numbers = labels.astype(np.int64)
     if not ((numbers >= 0) & (numbers < 10)).all():
         raise ValueError("its labels are not all among 0 to 9")
+    if len(numbers) != CIFAR10_BATCH:  # a file may be cut between two records
+        raise ValueError(f"it has {len(numbers)} images, not {CIFAR10_BATCH}")
     return pictures.reshape(-1, 3, 32, 32).copy(), numbers
 
 

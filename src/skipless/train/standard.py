@@ -16,6 +16,7 @@ from .formats import Bytes, Labelled, read_cifar, read_idx
 from .places import CIFAR10, CIFAR10_PARTS, FASHION_MNIST, Place
 
 T = TypeVar("T")
+FASHION_MNIST_TRAIN, FASHION_MNIST_TEST = 60_000, 10_000  # images
 
 
 @dataclass(frozen=True)
@@ -58,23 +59,24 @@ def fashion_mnist(folder: Path | None, augment: bool | None) -> tuple[ArraySplit
     there = FASHION_MNIST.folder(folder)
     arrays = [_read(FASHION_MNIST, there, file, folder, read_idx) for file in FASHION_MNIST.files]
     return _splits(
-        _clothing(arrays[0], arrays[1], f"The train files in {there}", folder),
-        _clothing(arrays[2], arrays[3], f"The t10k files in {there}", folder),
+        _clothing(arrays[:2], FASHION_MNIST_TRAIN, f"The train files in {there}", folder),
+        _clothing(arrays[2:], FASHION_MNIST_TEST, f"The t10k files in {there}", folder),
         Augmentation(pad=4, flip=True, usual=False),
         augment,
     )
 
 
-def _clothing(images: Bytes, labels: Bytes, files: str, given: Path | None) -> Labelled:
-    if labels.ndim != 1 or not len(labels) or images.shape != (len(labels), 28, 28):
+def _clothing(arrays: list[Bytes], count: int, files: str, given: Path | None) -> Labelled:
+    images, labels = arrays
+    if labels.shape != (count,) or images.shape != (count, 28, 28):
         found = f"images of shape {images.shape} and labels of shape {labels.shape}"
     elif labels.max() > 9:
         found = f"the label {labels.max()}"
     else:
         return images[:, None], labels.astype(np.int64)
     raise ValueError(
-        f"{files} hold {found}, not n images of 28 x 28 with n labels from 0 to 9. Repair them: "
-        f"{FASHION_MNIST.command(given)}"
+        f"{files} hold {found}, not {count} images of 28 x 28 with as many labels from 0 to 9. "
+        f"Repair them: {FASHION_MNIST.command(given)}"
     )
 
 

@@ -8,6 +8,9 @@ in random order.
 from __future__ import annotations
 
 import io
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -75,7 +78,8 @@ def hugging_face(name: str, size: int, augment: bool | None) -> tuple[int, Image
     library = _library()
     saved = Path(name, "dataset_dict.json").is_file()
     try:
-        tables = library.load_from_disk(name) if saved else library.load_dataset(name)
+        with _quiet_hub():
+            tables = library.load_from_disk(name) if saved else library.load_dataset(name)
     except Exception as error:  # of that library, of the network, or of the readers beneath
         raise ValueError(_not_loaded(f"The data set {name!r}", error)) from None
     return _parts(cast("DatasetDict", tables), name, size, augment)
@@ -91,6 +95,21 @@ def _library():
             "pip install 'skipless[datasets]'"
         ) from None
     return datasets
+
+
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """Keeps to itself what the hub's library warns of at every attempt; an error says it all.
+
+    How often it tries cannot be set.
+    """
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _not_loaded(what: str, error: Exception) -> str:
