@@ -12,8 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from skipless.experiments.configuration import Configuration
+from skipless.experiments.training import assembled
 from skipless.record import Record
+from skipless.train.batches import Batches
 from skipless.train.checkpoint import Checkpoints
+from skipless.train.evaluation import evaluate
+from skipless.train.process import Process
 
 TRAIN = [sys.executable, "-m", "skipless.cli", "train"]
 SMALL = ["--model", "mlp:14", "--width", "12", "--batch-size", "96", "--device", "cpu"]
@@ -124,3 +129,22 @@ def test_two_processes_that_were_stopped_on_the_way_have_the_losses_of_one(tmp_p
         assert two.series(kind, name) == (steps, pytest.approx(values, rel=2e-4))
     # Not the same numbers because one process did it all: each had half of every batch.
     assert one.series("train", "loss")[1] != two.series("train", "loss")[1]
+
+
+def test_two_processes_evaluate_the_network_that_they_save(tmp_path: Path) -> None:
+    """Each has statistics of BatchNorm of its own, but one set of them is the network's."""
+    folder = tmp_path / "two"
+    process = torchrun(folder, "--norm", "batch", "--steps", "6", "--lr", "0.1")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert errors.count("note: BatchNorm takes its statistics over each of the 2 processes") == 1
+    record, saved = Record.read(folder), Checkpoints(folder).newest()
+    given = record.run["configuration"]
+    assert isinstance(given, dict)
+    parts = assembled(Configuration.of(given), Process())
+    assert saved is not None
+    parts.model.load_state_dict(saved.weights)
+    batches = Batches(parts.data.validation, 90, normalize=parts.normalize).once()
+    found = evaluate(parts.model, batches, Process(), lambda network, images: network(images))
+    assert found is not None
+    assert record.series("validation", "loss")[1] == [pytest.approx(found["loss"], rel=1e-5)]
