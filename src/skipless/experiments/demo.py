@@ -167,5 +167,5 @@ if __name__ == "__main__":
     target.mkdir(parents=True, exist_ok=True)
     try:
         main(target)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, InterruptedError):
         sys.exit("demo: stopped")

@@ -12,7 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from skipless.record import METRICS, RUN, Record
-from skipless.train.process import cores
+from skipless.train.process import cores, end_with_parent
 
 from .configuration import Configuration
 
@@ -26,7 +26,9 @@ def trained(
     """
     # Spawned, because threads of PyTorch do not survive a fork.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes or cores(), mp_context=context) as pool:
+    with ProcessPoolExecutor(
+        processes or cores(), mp_context=context, initializer=end_with_parent
+    ) as pool:
         running = {
             name: pool.submit(_run, configuration, folder / name)
             for name, configuration in configurations.items()
@@ -45,9 +47,11 @@ def _run(configuration: Configuration, folder: Path) -> None:
     from .training import train
 
     try:
-        train(configuration, folder, progress=False)
+        ending, _ = train(configuration, folder, progress=False)
     except DivergedError:
         return
+    if not ending.finished:
+        raise InterruptedError(f"The run in {folder} was stopped.")
 
 
 def _watch(running: Mapping[str, Future[None]], folder: Path) -> None:

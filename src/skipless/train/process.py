@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,6 +98,17 @@ def _settings(threads: int | None) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads_before)
         torch.set_flush_denormal(flushed_before)
+
+
+def end_with_parent() -> None:
+    """Let this process, one that another one started, end when that is gone, be it by SIGKILL."""
+
+    def wait() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def cores() -> int:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from .data import Split
+from .process import end_with_parent
 
 Batch = tuple[Tensor, Tensor]
 
@@ -114,16 +113,9 @@ def _be_quiet(_worker: int) -> None:
     """Leave signals to the main process, and say nothing of oddities that are no damage."""
     for number in (signal.SIGINT, signal.SIGTERM):  # schedulers send them to every process
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    warnings.filterwarnings("ignore", module="PIL")
-
-
-def _end_with_parent() -> None:
-    """Leave when the main process is gone, be it by SIGKILL."""
     # DataLoader's own watch looks at the process that forked this one, which is not the main one.
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-        os._exit(1)
+    end_with_parent()
+    warnings.filterwarnings("ignore", module="PIL")
 
 
 @contextmanager
