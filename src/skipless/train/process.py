@@ -82,6 +82,7 @@ def joined(device: str = "auto", threads: int | None = None) -> Iterator[Process
         dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
         try:
             yield Process(dist.get_rank(), world, chosen)
+            dist.barrier()  # none leaves while another one may still need it
         finally:
             dist.destroy_process_group()
 
