@@ -2,20 +2,21 @@
 
     python benchmarks/training.py
 
-All loops take turns in one run, and of the times of their steps the first quartiles are compared,
-because a machine may be busy with other things, which only ever slows a step down. For the same
-reason the loops on one thread are timed by the seconds that they spend on their core; whether
-decoding stalls a step, only the clock on the wall can tell. The engine does more in its steps: it
+The loop by hand makes a step after each one of the engine, so that whatever else the machine does
+slows both down alike, and both are timed by the seconds that they spend on their core; ratios are
+those of the medians, and of the sums, in which the engine's journal counts too. A second loop by
+hand in place of the engine shows how far chance takes these. The engine does more in its steps: it
 follows a schedule, keeps losses and accuracy, looks for NaN, and writes its journal. `skipless
-train` takes SGD in one kernel, where PyTorch by default has a loop.
+train` takes SGD in one kernel, where PyTorch by default has a loop. Whether decoding stalls a step,
+only the clock on the wall can tell: there, runs take turns, and the first quartiles are compared.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ from skipless.train.engine import Engine
 from skipless.train.process import joined
 from skipless.train.settings import Settings
 
+TURNS = {"resnet18": 60, "mlp:50": 400}
 ROUNDS, STEPS = 6, 10
 BATCH = 32
 SIZE = 64
@@ -66,110 +68,132 @@ def our_sgd(model: nn.Module) -> Optimizer:
     return create_optimizer("sgd", model, lr=1e-4)
 
 
-def stamps_of(optimizer: Optimizer, clock: Callable[[], float]) -> list[float]:
-    """A list that will hold when each step ended."""
-    stamps: list[float] = []
-    optimizer.register_step_post_hook(lambda *_: stamps.append(clock()))
-    return stamps
-
-
-def by_hand(name: str, data: Data) -> list[float]:
-    """Seconds of each step of the plainest loop that does the same."""
+def steps_by_hand(name: str, data: Data) -> Iterator[None]:
+    """The plainest loop that does the same, one step at a time."""
     model = network(name, data)
     optimizer = plain_sgd(model)
-    stamps = stamps_of(optimizer, time.process_time)
-    images = name == "resnet18"
-    for inputs, labels in Batches(data.train, BATCH).epoch(0):
-        if images:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs), labels, label_smoothing=0.1).backward()
-        optimizer.step()
-        if len(stamps) > STEPS:
-            break
-    return list(np.diff(stamps))
+    for epoch in count():
+        for inputs, labels in Batches(data.train, BATCH).epoch(epoch):
+            if name == "resnet18":
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), labels, label_smoothing=0.1).backward()
+            optimizer.step()
+            yield
 
 
-def by_engine(
-    name: str,
-    data: Data,
-    make: Callable[[nn.Module], Optimizer] = our_sgd,
-    workers: int = 0,
-    clock: Callable[[], float] = time.process_time,
-) -> list[float]:
-    """Seconds of each step of the engine."""
-    model = network(name, data)
-    optimizer = make(model)
-    stamps = stamps_of(optimizer, clock)
+class Turns:
+    """Seconds of each step of two loops of which one makes a step after each one of the other."""
+
+    def __init__(self, other: Iterator[None]) -> None:
+        self.own: list[float] = []
+        self.others: list[float] = []
+        self._other = other
+        self._since: float | None = None  # what comes before the first step's end is setting up
+
+    def __call__(self, *_: object) -> None:
+        """A step of the first loop has ended."""
+        now = time.process_time()
+        if self._since is not None:
+            self.own.append(now - self._since)
+        start = time.process_time()
+        next(self._other)
+        self._since = time.process_time()
+        self.others.append(self._since - start)
+
+    def ratios(self) -> list[str]:
+        """The other loop's seconds over our own: of the median steps, and of all together."""
+        own, others = self.own, self.others[1:]  # whose first step is slower, too
+        return [
+            f"{np.median(others) / np.median(own):.3f}",
+            f"{sum(others) / sum(own):.3f}",
+            f"{BATCH / np.median(own):.0f}",
+        ]
+
+
+def engine_run(
+    name: str, data: Data, optimizer: Optimizer, model: nn.Module, steps: int, workers: int = 0
+) -> None:
     settings = Settings(
         batch_size=BATCH,
-        steps=STEPS + 1,
+        steps=steps,
         label_smoothing=0.1,
         channels_last=name == "resnet18",
         workers=workers,
+        evaluate_every=steps,  # in epochs: never on the way
+        checkpoint_every=steps,
     )
     with tempfile.TemporaryDirectory() as folder:
         write_run(Path(folder), {})
         Engine(model, optimizer, data, settings).run(Path(folder), progress=False)
+
+
+def beside_hand(name: str, data: Data) -> None:
+    """Print how the engine does beside a loop by hand."""
+    steps, rows = TURNS[name], []
+    turns = Turns(steps_by_hand(name, data))
+    for _ in islice(steps_by_hand(name, data), steps):
+        turns()
+    rows.append(["another loop by hand", *turns.ratios()])
+    for label, make in (
+        ("engine, the same optimiser", plain_sgd),
+        ("engine, as skipless train", our_sgd),
+    ):
+        model = network(name, data)
+        optimizer = make(model)
+        turns = Turns(steps_by_hand(name, data))
+        optimizer.register_step_post_hook(turns)
+        engine_run(name, data, optimizer, model, steps)
+        rows.append([label, *turns.ratios()])
+    head = ["beside a loop by hand", "median", "sum", "images/s"]
+    print(f"{name} on {data.name}, batches of {BATCH}, {steps} steps\n\n{table(head, rows)}\n")
+
+
+def engine_seconds(data: Data, workers: int) -> list[float]:
+    """Seconds on the wall of each of a few steps of the engine."""
+    model = network("resnet18", data)
+    optimizer = our_sgd(model)
+    stamps: list[float] = []
+    optimizer.register_step_post_hook(lambda *_: stamps.append(time.perf_counter()))
+    engine_run("resnet18", data, optimizer, model, STEPS + 1, workers)
     return list(np.diff(stamps))
 
 
 def jpeg_folder(folder: Path) -> Path:
     """Photographs, as far as a decoder can tell: smooth noise of 128 x 128 pixels."""
     chance = np.random.default_rng(0)
-    for part, count in (("train", BATCH * (STEPS + 1) // CLASSES), ("val", 2)):
+    for part, images in (("train", BATCH * (STEPS + 1) // CLASSES), ("val", 2)):
         for label in range(CLASSES):
             place = folder / part / f"class{label}"
             place.mkdir(parents=True)
-            for number in range(count):
+            for number in range(images):
                 small = chance.integers(0, 256, (16, 16, 3), dtype=np.uint8)
                 Image.fromarray(small).resize((128, 128)).save(place / f"{number}.jpg", quality=90)
     return folder
 
 
-def compared(title: str, loops: dict[str, Callable[[], list[float]]]) -> None:
-    """Let the loops take turns, and print their rates and the ratios to the first."""
-    seconds: dict[str, list[float]] = {label: [] for label in loops}
+def beside_memory(files: Data, memory: Data) -> None:
+    """Print how decoding JPEG files does beside images that are in memory."""
+    seconds: dict[str, list[float]] = {"images in memory": [], "JPEG files, 1 worker": []}
     for _ in range(ROUNDS):
-        for label, loop in loops.items():
-            seconds[label] += loop()
+        seconds["images in memory"] += engine_seconds(memory, workers=0)
+        seconds["JPEG files, 1 worker"] += engine_seconds(files, workers=1)
     rates = {label: BATCH / float(np.quantile(own, 0.25)) for label, own in seconds.items()}
     first = next(iter(rates.values()))
     rows = [[label, f"{rate:.0f}", f"{rate / first:.3f}"] for label, rate in rates.items()]
-    print(f"{title}\n\n{table(['loop', 'images/s', 'ratio'], rows)}\n", flush=True)
+    head = ["engine", "images/s", "ratio"]
+    print(f"resnet18, {SIZE} x {SIZE} images, batches of {BATCH}\n\n{table(head, rows)}\n")
 
 
 def main() -> None:
-    size = f"synthetic:3x{SIZE}x{SIZE}:{CLASSES}"
     with (
         joined("cpu", threads=1),  # the other cores are for decoding
         tempfile.TemporaryDirectory() as top,
     ):
-        for name, data in (
-            ("resnet18", load_data(f"synthetic:3x32x32:{CLASSES}")),
-            ("mlp:50", load_data("digits")),
-        ):
-            compared(
-                f"{name} on {data.name}, batches of {BATCH}",
-                {
-                    "by hand": partial(by_hand, name, data),
-                    "engine, the same optimiser": partial(by_engine, name, data, plain_sgd),
-                    "engine, as skipless train": partial(by_engine, name, data),
-                },
-            )
+        beside_hand("resnet18", load_data(f"synthetic:3x32x32:{CLASSES}"))
+        beside_hand("mlp:50", load_data("digits"))
         files = load_data(f"imagefolder:{jpeg_folder(Path(top))}", image_size=SIZE)
-        memory = load_data(size)
-        compared(
-            f"resnet18 on {SIZE} x {SIZE} images, batches of {BATCH}",
-            {
-                "engine, images in memory": partial(
-                    by_engine, "resnet18", memory, clock=time.perf_counter
-                ),
-                "engine, JPEG files, 1 worker": partial(
-                    by_engine, "resnet18", files, workers=1, clock=time.perf_counter
-                ),
-            },
-        )
+        beside_memory(files, load_data(f"synthetic:3x{SIZE}x{SIZE}:{CLASSES}"))
 
 
 if __name__ == "__main__":
