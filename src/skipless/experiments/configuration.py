@@ -57,13 +57,29 @@ class Configuration:
         "sample", "Inputs of q = 1 by sample, or by location with a channel more, or neither."
     )
 
-    optimizer: Literal["sgd", "lars", "muon", "adamw", "soap"] = _told(
+    optimizer: Literal["sgd", "lars", "muon", "adamw", "soap", "kfac"] = _told(
         "sgd", "What turns gradients into steps."
     )
     lr: float | None = _told(None, "Learning rate at its height; by default one for --optimizer.")
     momentum: float | None = _told(None, "By default 0.9; of Muon and SOAP 0.95.")
     nesterov: bool | None = _told(None, "Nesterov's momentum; by default of Muon only.")
     l2: float = _told(0.0, "Penalty on weights, never on biases or normalisation.")
+    kfac_preset: Literal["cifar10", "imagenet"] = _told(
+        "cifar10", "K-FAC: damping and norm constraint of the paper's runs."
+    )
+    kfac_damping: float | None = _told(None, "K-FAC: added to the curvature, instead of a preset.")
+    kfac_norm_constraint: float | None = _told(
+        None, "K-FAC: largest squared length of a step, instead of a preset."
+    )
+    kfac_curvature_ema: float = _told(0.99, "K-FAC: how much of the curvature an update keeps.")
+    kfac_curvature_period: int = _told(1, "K-FAC: steps between updates of the curvature.")
+    kfac_inverse_period: int = _told(50, "K-FAC: steps between updates of its inverse.")
+    kfac_burn_in: int = _told(5, "K-FAC: first steps that only measure the curvature.")
+    kfac_fisher: Literal["sampled", "exact", "empirical"] = _told(
+        "sampled", "K-FAC: labels drawn from the network, all of them, or the data's own."
+    )
+    kfac_spread_inverses: bool = _told(False, "K-FAC: invert a part of the factors in each step.")
+    kfac_eigenbasis: bool = _told(False, "K-FAC: measure curvature along axes of factors (EKFAC).")
     schedule: ScheduleName = _told(  # noqa: RUF009 - a field
         "cosine", "After the warm-up: a tenth at 4/9 and 7/9, half a cosine, or nothing."
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 from skipless.core.methods import Method
 from skipless.models import MLP, ResNet, create_model
 from skipless.models.names import parsed
-from skipless.optim import create_optimizer
+from skipless.optim import KFACSettings, create_optimizer
 from skipless.record import RUN, Json, Record, write_run
 from skipless.torch import normalize_per_location, normalize_per_sample
 from skipless.train.data import Data, load_data
@@ -32,7 +33,14 @@ _MOST_WORKERS = 16  # more than decode images as fast as a GPU takes them
 
 # Safe starts for networks of 50 layers without shortcuts and batches of 128. Normalised networks
 # take ten times as much; a search over a few values is better.
-USUAL_RATES = {"sgd": 0.003, "lars": 0.3, "muon": 0.001, "adamw": 0.0003, "soap": 0.001}
+USUAL_RATES = {
+    "sgd": 0.003,
+    "lars": 0.3,
+    "muon": 0.001,
+    "adamw": 0.0003,
+    "soap": 0.001,
+    "kfac": 0.01,
+}
 
 
 @dataclass(frozen=True)
@@ -68,10 +76,17 @@ def assembled(configuration: Configuration, process: Process) -> Assembly:
         momentum=given.momentum,
         l2=given.l2,
         nesterov=given.nesterov,
+        kfac=_kfac_settings(given),
     )
     return Assembly(
         model, optimizer, data, _settings(given, data, channels_last), _normalize(given)
     )
+
+
+def _kfac_settings(given: Configuration) -> KFACSettings:
+    named = [own.name for own in fields(KFACSettings) if own.name != "seed"]
+    same: dict[str, Any] = {name: getattr(given, f"kfac_{name}") for name in named}
+    return KFACSettings(**same, seed=given.seed)
 
 
 def _channels_last(given: Configuration, model: nn.Module, process: Process) -> bool:

@@ -1,7 +1,16 @@
 """What turns gradients into steps: torch optimisers that know nothing of this project."""
 
-from .choices import create_optimizer, optimizer_names
+from .choices import KFACSettings, create_optimizer, optimizer_names
+from .kfac import KFAC, PRESETS
 from .lars import LARS
 from .muon import MuonAdamW
 
-__all__ = ["LARS", "MuonAdamW", "create_optimizer", "optimizer_names"]
+__all__ = [
+    "KFAC",
+    "LARS",
+    "PRESETS",
+    "KFACSettings",
+    "MuonAdamW",
+    "create_optimizer",
+    "optimizer_names",
+]

@@ -7,11 +7,12 @@
 | `adamw` | `torch.optim.AdamW`                   | 0.9      | decoupled: weights times 1 - lr·l2 |
 | `muon`  | `MuonAdamW`                           | 0.95     | decoupled                          |
 | `soap`  | `pytorch_optimizer.SOAP`              | 0.95     | decoupled                          |
+| `kfac`  | `KFAC`                                | 0.9      | in gradient and curvature          |
 
 The momentum is the optimiser's usual one; of AdamW and SOAP it is the first of the betas. Learning
-rates are of the order of 0.1 for SGD (0.003 where nothing is normalised), 1 for LARS and 0.001 for
-the others; by their product with these, a decoupled `l2` has to be larger than one in the gradient
-to do as much.
+rates are of the order of 0.1 for SGD (0.003 where nothing is normalised), 1 for LARS, 0.01 for
+K-FAC and 0.001 for the others; by their product with these, a decoupled `l2` has to be larger than
+one in the gradient to do as much.
 
 SOAP does nothing in its first step, from which it takes its first bases. Convolutions are
 preconditioned along each of their four dimensions.
@@ -20,18 +21,35 @@ preconditioned along each of their four dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
 from torch import nn, optim
 from torch.optim.optimizer import Optimizer
 
+from .groups import weights_and_others
+from .kfac import KFAC, PRESETS, PresetName
+from .kfac.scores import Fisher
 from .lars import LARS
 from .muon import MuonAdamW
 
-# The base of batch and instance normalisation, which has no public name.
-_Normalisation = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+@dataclass(frozen=True)
+class KFACSettings:
+    """What K-FAC can be told beyond that; see `KFAC`. A preset goes where None is given."""
+
+    preset: PresetName = "cifar10"
+    damping: float | None = None
+    norm_constraint: float | None = None
+    curvature_ema: float = 0.99
+    curvature_period: int = 1
+    inverse_period: int = 50
+    burn_in: int = 5
+    fisher: Fisher = "sampled"
+    spread_inverses: bool = False
+    eigenbasis: bool = False
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,6 +60,7 @@ class Settings:
     momentum: float | None = None
     l2: float = 0.0
     nesterov: bool | None = None
+    kfac: KFACSettings = KFACSettings()
 
     def __post_init__(self) -> None:
         for name, value, bound, legal in (
@@ -63,14 +82,15 @@ def create_optimizer(
     momentum: float | None = None,
     l2: float = 0.0,
     nesterov: bool | None = None,
+    kfac: KFACSettings = KFACSettings(),  # noqa: B008 - frozen
 ) -> Optimizer:
     """The optimiser of that name over the trainable parameters of `model`.
 
     They are in two groups, which have a `name`: "weights", those of two or more dimensions, and
     "others", biases, slopes of activations and all parameters of normalisation layers. `l2` is for
-    the weights only. For SGD and LARS it is torch's `weight_decay`, the gradient of
-    l2 / 2 · ‖w‖²; for AdamW, Muon and SOAP it is decoupled weight decay. Muon's orthogonal steps
-    and SOAP's bases are for weights only, LARS's trust ratio is for all.
+    the weights only. For SGD and LARS it is torch's `weight_decay`, the gradient of l2 / 2 · ‖w‖²,
+    and for K-FAC also a part of the damping; for AdamW, Muon and SOAP it is decoupled weight decay.
+    Muon's orthogonal steps and SOAP's bases are for weights only, LARS's trust ratio is for all.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
     >>> optimizer = create_optimizer("lars", model, lr=1.0, l2=1e-4)
@@ -81,7 +101,7 @@ def create_optimizer(
         raise ValueError(
             f"The optimiser {name!r} was asked for; there are {', '.join(optimizer_names())}."
         )
-    return _BUILDERS[name](model, Settings(lr, momentum, l2, nesterov))
+    return _BUILDERS[name](model, Settings(lr, momentum, l2, nesterov, kfac))
 
 
 def optimizer_names() -> tuple[str, ...]:
@@ -90,27 +110,11 @@ def optimizer_names() -> tuple[str, ...]:
 
 
 def _groups(model: nn.Module, l2: float) -> list[dict[str, Any]]:
-    """The trainable parameters of `model`, each once, weights apart from others."""
-    normalisation = {
-        parameter
-        for module in model.modules()
-        if isinstance(module, _Normalisation)
-        for parameter in module.parameters(recurse=False)
-    }
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    weights = [p for p in trainable if p.ndim >= 2 and p not in normalisation]
-    known = set(weights)
-    others = [p for p in trainable if p not in known]
-    if not trainable:
-        raise ValueError(
-            f"An optimiser was asked for, but {type(model).__name__} has no parameters that are "
-            "to be trained. Set requires_grad of those that are."
-        )
-    groups: list[dict[str, Any]] = [
-        {"name": "weights", "params": weights, "weight_decay": l2},
-        {"name": "others", "params": others, "weight_decay": 0.0},
+    """The trainable parameters of `model`, with `l2` on the weights."""
+    return [
+        {"name": name, "params": params, "weight_decay": l2 if name == "weights" else 0.0}
+        for name, params in weights_and_others(model).items()
     ]
-    return [group for group in groups if group["params"]]
 
 
 def _sgd(model: nn.Module, settings: Settings) -> Optimizer:
@@ -169,6 +173,20 @@ def _soap(model: nn.Module, settings: Settings) -> Optimizer:
     return SOAP(_groups(model, settings.l2), lr=settings.lr, betas=betas)
 
 
+def _kfac(model: nn.Module, settings: Settings) -> Optimizer:
+    _refuse_nesterov("kfac", settings)
+    given = asdict(settings.kfac)
+    for name, usual in PRESETS[given.pop("preset")].items():
+        given[name] = usual if given[name] is None else given[name]
+    return KFAC(
+        model,
+        lr=settings.lr,
+        momentum=_or_usual(settings.momentum, 0.9),
+        l2=settings.l2,
+        **given,
+    )
+
+
 def _can_fuse(model: nn.Module) -> bool:
     """Whether one kernel may do a whole step: a quarter of the time on CPUs, less on GPUs too.
 
@@ -199,5 +217,6 @@ _BUILDERS: dict[str, Callable[[nn.Module, Settings], Optimizer]] = {
     "lars": _lars,
     "adamw": _adamw,
     "muon": _muon,
+    "kfac": _kfac,
     "soap": _soap,
 }

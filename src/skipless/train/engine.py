@@ -25,6 +25,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from .batches import Batches
 from .checkpoint import Checkpoint, Checkpoints
+from .curved import Curved
 from .data import Data
 from .evaluation import evaluate
 from .interruption import Interruption
@@ -70,6 +71,7 @@ class Engine:
     ) -> None:
         self.settings, self.process = settings, process
         self.model, self.optimizer = model, optimizer
+        self.curved = optimizer if isinstance(optimizer, Curved) else None
         self.training, self.validation = _dealt(data, settings, process, normalize)
         self.total = settings.steps or settings.epochs * self.training.steps
         self.schedule = Schedule(settings.schedule, self.total, self._warmup())
@@ -77,6 +79,11 @@ class Engine:
             group.setdefault("initial_lr", group["lr"])
         self.network = _parallel(model, process)
         if settings.compile:
+            if self.curved is not None:
+                raise ValueError(
+                    f"compile was asked for with {type(optimizer).__name__}, which listens to the "
+                    "layers of the network, and a compiled one has none. Leave it out."
+                )
             self.network.compile()
         self.average: AveragedModel | None = None
         if settings.average is not None:
@@ -172,6 +179,8 @@ class Engine:
             # Gradients of all processes are averaged once, with those of the last part.
             with self._apart() if number < len(parts) else nullcontext():
                 logits = self._forward(self.network, inputs)
+                if self.curved is not None:
+                    self.curved.curvature(logits, labels)
                 loss = F.cross_entropy(
                     logits.float(), labels, label_smoothing=self.settings.label_smoothing
                 )
@@ -262,6 +271,8 @@ class Engine:
     def _save(self, checkpoints: Checkpoints, log: Log) -> None:
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             raise self._error("A weight is not finite", self.step, checkpoints)
+        if self.curved is not None:
+            self.curved.synchronize()
         own = {"random": random_state(self.process.device), "window": self.window.state()}
         everyones = self.process.gathered(own)
         if not self.process.leads:

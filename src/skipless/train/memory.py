@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
+from .curved import Curved
 from .settings import Settings
 
 
@@ -37,17 +38,20 @@ def estimated_memory(
     **The step changes the weights.** Python, PyTorch and what kernels need come on top.
     """
     fewer = images[: len(images) // 2].clone()
-    few, more = _loss(model, fewer, settings), _loss(model, images, settings)
+    few = _loss(_logits(model, fewer, settings))
+    more = _loss(logits := _logits(model, images, settings))
     own = list(model.parameters()) + list(model.buffers())
     known = {tensor.untyped_storage().data_ptr() for tensor in own}
     # What grows with the batch is told from what does not, such as copies of weights in bfloat16.
     half, whole = _kept(few, known), _kept(more, known)
     grown = [size for less, size in zip(half, whole, strict=True) if size > less]
     each = (sum(whole) - sum(half)) / (len(images) - len(fewer))
+    if isinstance(optimizer, Curved):
+        optimizer.curvature(logits, logits.detach().argmax(dim=1))
     more.backward()
     optimizer.step()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    states = [v for s in optimizer.state_dict()["state"].values() for v in _tensors(s)]
+    states = list(_tensors(optimizer.state_dict()))
     part = settings.batch_size // settings.accumulate
     copies = 1 if settings.average is None else 2
     return Memory(
@@ -59,12 +63,15 @@ def estimated_memory(
     )
 
 
-def _loss(model: nn.Module, images: Tensor, settings: Settings) -> Tensor:
-    labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+def _logits(model: nn.Module, images: Tensor, settings: Settings) -> Tensor:
     with torch.autocast(
         images.device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"
     ):
-        logits = model(images)
+        return model(images)
+
+
+def _loss(logits: Tensor) -> Tensor:
+    labels = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
     return F.cross_entropy(logits.float(), labels)
 
 

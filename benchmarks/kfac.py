@@ -1,0 +1,158 @@
+"""Seconds a step of K-FAC over those of SGD, what they are spent on, and the memory.
+
+    python benchmarks/kfac.py
+
+SGD makes a step after each one of K-FAC, so that whatever else the machine does slows both down
+alike. K-FAC's steps are of three kinds: plain ones, those that measure the curvature, and those
+that also invert the factors. Each kind is timed by itself, and a period is put together from their
+medians: that of 200 steps would take many minutes to run. The loops have two threads.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from skipless.models import create_model
+from skipless.optim import KFAC
+from skipless.report.tables import table
+
+ROUNDS = 9
+PERIODS = ((1, 50), (10, 200))
+BATCHES = {"convnet": (128,), "mlp": (128, 512, 1024)}
+THREADS = 2
+
+
+def network(kind: str) -> nn.Module:
+    """A convolutional network of 52 layers, of widths 16 to 64, or an MLP of 20 layers of 512."""
+    torch.manual_seed(0)
+    if kind == "convnet":
+        model = create_model("wide_resnet52", num_classes=10, width=0.5, shortcut_weight=0.0)
+        return model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    layers: list[nn.Module] = []
+    for _ in range(19):
+        layers += [nn.Linear(512, 512), nn.LeakyReLU(0.5)]
+    return nn.Sequential(*layers, nn.Linear(512, 10))
+
+
+def data(kind: str, batch: int) -> tuple[Tensor, Tensor]:
+    shape = (batch, 3, 32, 32) if kind == "convnet" else (batch, 512)
+    inputs = torch.randn(shape)
+    if kind == "convnet":
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    return inputs, torch.randint(10, (batch,))
+
+
+class Stopwatch:
+    """Seconds by what they were spent on."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+
+    @contextmanager
+    def on(self, what: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[what].append(time.perf_counter() - start)
+
+    def around(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: object, **kwargs: object) -> Any:
+            with self.on(what):
+                return function(*args, **kwargs)
+
+        return timed
+
+    def median(self, what: str) -> float:
+        return float(np.median(self.seconds[what]))
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> None:
+    optimizer.zero_grad()
+    outputs = model(batch[0])
+    if isinstance(optimizer, KFAC):
+        optimizer.curvature(outputs)
+    F.cross_entropy(outputs, batch[1]).backward()
+    optimizer.step()
+
+
+def measured(kind: str, size: int) -> Stopwatch:
+    """Seconds of steps of SGD and of the three kinds of K-FAC's."""
+    batch, watch = data(kind, size), Stopwatch()
+    plain, curved = network(kind), network(kind)
+    sgd = torch.optim.SGD(plain.parameters(), 1e-6, momentum=0.9)
+    # Periods of 4 and 2 go through the kinds: inverse, plain, curvature, plain.
+    kfac = KFAC(curved, lr=1e-6, burn_in=0, curvature_period=2, inverse_period=4)
+    own = kfac._estimate
+    own.take = watch.around("factors", own.take)
+    own.update = watch.around("means", own.update)
+    own.blocks.refresh = watch.around("inverses", own.blocks.refresh)
+    own.directions = watch.around("preconditioning", own.directions)
+    for number in range(-4, 4 * ROUNDS):
+        if number == 0:
+            watch.seconds.clear()
+        with watch.on(("inverse", "plain", "curvature", "plain")[number % 4]):
+            step(curved, kfac, batch)
+        with watch.on("sgd"):
+            step(plain, sgd, batch)
+    return watch
+
+
+def peak_memory(kind: str, size: int, name: str) -> float:
+    """Megabytes at the peak of a process that makes three steps, less those before the first."""
+    code = f"import kfac; kfac.report_peak({kind!r}, {size}, {name!r})"
+    here = __file__.rpartition("/")[0] or "."
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=here, check=True, capture_output=True, text=True
+    )
+    return float(found.stdout)
+
+
+def report_peak(kind: str, size: int, name: str) -> None:
+    torch.set_num_threads(THREADS)
+    model, batch = network(kind), data(kind, size)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    optimizer = KFAC(model, 1e-6) if name == "kfac" else torch.optim.SGD(model.parameters(), 1e-6)
+    for _ in range(7):
+        step(model, optimizer, batch)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def compared(kind: str, size: int) -> None:
+    watch = measured(kind, size)
+    sgd, plain = watch.median("sgd"), watch.median("plain")
+    curvature = watch.median("curvature") - plain
+    inverses = watch.median("inverse") - watch.median("curvature")
+    rows = []
+    for every, inverted in PERIODS:
+        parts = [sgd, plain - sgd, curvature / every, inverses / inverted]
+        total = [sum(parts) / sgd, *(part / sgd for part in parts[1:])]
+        rows.append([f"({every}, {inverted})", *(f"{part:.2f}" for part in total)])
+    head = ["periods", "over SGD", "precondition", "factors", "inverses"]
+    memory = peak_memory(kind, size, "kfac") / peak_memory(kind, size, "sgd")
+    print(f"{kind}, batches of {size}: SGD {1000 * sgd:.0f} ms a step, memory {memory:.2f} times\n")
+    print(table(head, rows), flush=True)
+    inside = ("factors", "means", "inverses", "preconditioning")
+    print(", ".join(f"{what} {1000 * watch.median(what):.1f} ms" for what in inside), "\n")
+
+
+def main() -> None:
+    torch.set_num_threads(THREADS)
+    torch.set_flush_denormal(True)
+    for kind, sizes in BATCHES.items():
+        for size in sizes:
+            compared(kind, size)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Inverse curvature of layers of one shape, in single tensors, so that one product applies all.
+
+There are two kinds. `Inverses` has the damped inverses of both factors. `Axes` has the eigenvectors
+of the factors, and the curvature along each pair of them measured by itself, which a product of
+eigenvalues only approximates (EKFAC; George et al., 2018).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .inverse import Damping, damped_inverses, eigenbases, factored_damping
+from .layers import Layer
+
+
+class Block:
+    """The factors of one layer, as running means whose weights decay."""
+
+    def __init__(self, layer: Layer) -> None:
+        rows, columns = layer.shape
+        n, like = layer.groups, layer.weight
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        of_inputs = (n, columns) if layer.diagonal else (n, columns, columns)
+        self.layer = layer
+        self.inputs = torch.zeros(of_inputs, dtype=dtype, device=like.device)
+        self.outputs = torch.zeros((n, rows, rows), dtype=dtype, device=like.device)
+        self.weight = 0.0  # of the running means: 1 + ema + ema² + ...
+        self.solved = False
+
+    def update(self, inputs: Tensor, outputs: Tensor, ema: float) -> None:
+        """Let new factors in."""
+        self.weight = ema * self.weight + 1.0
+        self.inputs.lerp_(inputs, 1.0 / self.weight)
+        self.outputs.lerp_(outputs, 1.0 / self.weight)
+
+    def product(self, matrices: Tensor) -> Tensor:
+        """The curvature, not damped, times (groups, rows, columns)."""
+        return _times(self.outputs @ matrices, self.inputs)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A factor to invert, or, with no damping, to find the axes of, and where the results go."""
+
+    factor: Tensor
+    results: tuple[Tensor, ...]
+    damping: Damping | None = None
+
+    @property
+    def cost(self) -> float:
+        """In any unit."""
+        return float(self.factor.shape[0] * self.factor.shape[-1] ** 3)
+
+
+class Bank(ABC):
+    """What the inverse curvature of layers of one shape is made of."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        sizes = [block.layer.groups for block in blocks]
+        ends = torch.tensor(sizes).cumsum(0).tolist()
+        self.blocks = blocks
+        self.places = {
+            block: slice(end - size, end)
+            for block, size, end in zip(blocks, sizes, ends, strict=True)
+        }
+        self.left = self._room(blocks[0].outputs.shape[1:])
+        self.right = self._room(blocks[0].inputs.shape[1:])
+
+    @abstractmethod
+    def tensors(self, block: Block) -> dict[str, Tensor]:
+        """All that is kept of a layer, by name, to be saved and loaded in place."""
+
+    @abstractmethod
+    def tasks(self, block: Block, damping: float) -> list[Task]:
+        """What has to be computed from a layer's factors."""
+
+    @abstractmethod
+    def finish(self, block: Block) -> None:
+        """Take notice that the layer's tasks are done."""
+
+    @abstractmethod
+    def apply(self, matrices: Mapping[Block, Tensor], damping: float) -> dict[Block, Tensor]:
+        """Inverse curvature times matrices, (groups, rows, columns), of the layers given."""
+
+    def _room(self, shape: Sequence[int]) -> Tensor:
+        n = sum(block.layer.groups for block in self.blocks)
+        return self.blocks[0].outputs.new_zeros(n, *shape)
+
+    def _stacked(self, chosen: Sequence[Block], tensor: Tensor) -> Tensor:
+        """The part of a tensor that belongs to some layers."""
+        if len(chosen) == len(self.blocks):
+            return tensor
+        return torch.cat([tensor[self.places[block]] for block in chosen])
+
+
+class Inverses(Bank):
+    """Damped inverses of both factors."""
+
+    def tensors(self, block: Block) -> dict[str, Tensor]:
+        place = self.places[block]
+        return {"inverse_outputs": self.left[place], "inverse_inputs": self.right[place]}
+
+    def tasks(self, block: Block, damping: float) -> list[Task]:
+        place = self.places[block]
+        of_inputs, of_outputs = factored_damping(block.inputs, block.outputs, damping)
+        tasks = [Task(block.outputs, (self.left[place],), of_outputs)]
+        if block.layer.diagonal:
+            damped = block.inputs * of_inputs.scale[:, None] + of_inputs.shift[:, None]
+            self.right[place] = damped.reciprocal()
+        else:
+            tasks.append(Task(block.inputs, (self.right[place],), of_inputs))
+        return tasks
+
+    def finish(self, block: Block) -> None:
+        block.solved = True
+
+    def apply(self, matrices: Mapping[Block, Tensor], damping: float) -> dict[Block, Tensor]:
+        chosen = list(matrices)
+        stacked = torch.cat(list(matrices.values()))
+        left, right = (self._stacked(chosen, tensor) for tensor in (self.left, self.right))
+        return _unstacked(chosen, _times(left @ stacked, right))
+
+
+class Axes(Bank):
+    """Eigenvectors of both factors, and the curvature along each pair of them."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        super().__init__(blocks)
+        first = blocks[0]
+        self.left_values = self._room(first.outputs.shape[1:2])
+        self.right_values = self._room(first.inputs.shape[1:2])
+        self.scales = self._room(first.layer.shape)
+
+    def tensors(self, block: Block) -> dict[str, Tensor]:
+        place = self.places[block]
+        return {
+            "axes_outputs": self.left[place],
+            "axes_inputs": self.right[place],
+            "scales": self.scales[place],
+        }
+
+    def tasks(self, block: Block, damping: float) -> list[Task]:
+        place = self.places[block]
+        tasks = [Task(block.outputs, (self.left[place], self.left_values[place]))]
+        if block.layer.diagonal:
+            self.right[place], self.right_values[place] = 1.0, block.inputs
+        else:
+            tasks.append(Task(block.inputs, (self.right[place], self.right_values[place])))
+        return tasks
+
+    def finish(self, block: Block) -> None:
+        # Products of eigenvalues, until the curvature along the new axes has been measured.
+        place = self.places[block]
+        self.scales[place] = self.left_values[place].unsqueeze(2) * self.right_values[
+            place
+        ].unsqueeze(1)
+        block.solved = True
+
+    def measure(self, block: Block, gradients: Sequence[Tensor], losses: int) -> None:
+        """Take in squares along the axes of gradients, each of the sum of sampled losses."""
+        place = self.places[block]
+        total = torch.zeros_like(self.scales[place])
+        for gradient in gradients:
+            turned = _times(self.left[place].mT @ gradient, self.right[place])
+            total.addcmul_(turned, turned)
+        self.scales[place].lerp_(total.div_(losses), 1.0 / block.weight)
+
+    def apply(self, matrices: Mapping[Block, Tensor], damping: float) -> dict[Block, Tensor]:
+        chosen = list(matrices)
+        stacked = torch.cat(list(matrices.values()))
+        left, right, scales = (
+            self._stacked(chosen, tensor) for tensor in (self.left, self.right, self.scales)
+        )
+        turned = _times(left.mT @ stacked, right) / (scales + damping)
+        return _unstacked(chosen, _times(left @ turned, right if right.ndim == 2 else right.mT))
+
+
+def carry_out(tasks: Sequence[Task], tell: Callable[[str], None]) -> None:
+    """Compute the results of all tasks, those of one size at once."""
+    sizes: dict[object, list[Task]] = {}
+    for task in tasks:
+        factor = task.factor
+        sizes.setdefault((factor.shape[-1], factor.dtype, factor.device), []).append(task)
+    for alike in sizes.values():
+        factors = torch.cat([task.factor for task in alike])
+        damped = [task.damping for task in alike if task.damping is not None]
+        if damped:
+            scale = torch.cat([damping.scale for damping in damped])
+            shift = torch.cat([damping.shift for damping in damped])
+            previous = torch.cat([task.results[0] for task in alike])
+            found = (damped_inverses(factors, Damping(scale, shift), previous, tell),)
+        else:
+            values, vectors = eigenbases(factors)
+            found = (vectors, values)
+        pieces = [whole.split([len(task.factor) for task in alike]) for whole in found]
+        for number, task in enumerate(alike):
+            for result, piece in zip(task.results, pieces, strict=True):
+                result.copy_(piece[number])
+
+
+def _times(matrices: Tensor, right: Tensor) -> Tensor:
+    """Products with matrices, or with diagonal ones that are held as vectors."""
+    return matrices * right.unsqueeze(1) if right.ndim == 2 else matrices @ right
+
+
+def _unstacked(blocks: Sequence[Block], stacked: Tensor) -> dict[Block, Tensor]:
+    pieces = stacked.split([block.layer.groups for block in blocks])
+    return dict(zip(blocks, pieces, strict=True))

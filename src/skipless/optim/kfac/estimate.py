@@ -1,0 +1,273 @@
+"""The Fisher matrix of a network, measured in its forward passes and kept as running means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .banks import Block
+from .blocks import Blocks
+from .diagonal import Diagonal
+from .layers import Layer, find_layers
+from .listener import Listener, Use
+from .processes import average_, rank, world
+from .scores import Chance, Fisher, Loss, empirical_scores, exact_scores, sampled_scores, terms
+
+
+@dataclass
+class _Sums:
+    """What one layer's uses add up to."""
+
+    inputs: Tensor
+    rows: int
+    outputs: Tensor
+
+
+@dataclass
+class _Taken:
+    """What was taken from the forward passes of a step so far."""
+
+    sums: dict[Layer, _Sums] = field(default_factory=dict)
+    losses: int = 0
+    squares: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+    gradients: list[dict[Block, Tensor]] = field(default_factory=list)
+    parts: int = 0
+
+    def finite(self) -> bool:
+        """Whether every number is one."""
+        tensors = [*self.squares.values()]
+        for sums in self.sums.values():
+            tensors += [sums.inputs, sums.outputs]
+        norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
+        return not norms or bool(torch.stack([n.to(norms[0]) for n in norms]).isfinite().all())
+
+
+class Estimate:
+    """Kronecker factors of layers, and the diagonal of everything else."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        loss: Loss,
+        fisher: Fisher,
+        eigenbasis: bool,
+        seed: int,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.loss: Loss = loss
+        self.fisher: Fisher = fisher
+        self.eigenbasis, self.seed, self._tell = eigenbasis, seed, tell
+        layers, by_module = find_layers(model)
+        self.listener = Listener(by_module)
+        self.blocks = Blocks(layers, eigenbasis=eigenbasis, tell=tell)
+        covered = {parameter for layer in layers for parameter in layer.parameters}
+        names = {p: n for n, p in model.named_parameters() if p.requires_grad}
+        self.names = names
+        self.diagonal = Diagonal([p for p in names if p not in covered])
+        self._unseen = set(layers)
+        self._taken = _Taken()
+        if self.diagonal.parameters:
+            self._tell_diagonal(self.diagonal.parameters, "of kinds that it does not factor")
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether anything was taken since the last update."""
+        return self._taken.parts > 0
+
+    def forget(self) -> None:
+        """Drop what was taken, and what was heard."""
+        self._taken = _Taken()
+        self.listener.taken()
+
+    def take(self, outputs: Tensor, targets: Tensor | None, losses: int | None, step: int) -> None:
+        """Measure the factors in the forward pass that led to `outputs`."""
+        uses = self.listener.taken()
+        wide = outputs.detach().to(torch.promote_types(outputs.dtype, torch.float32))
+        seed = (self.seed * 1_000_003 + step) * 1_009 + self._taken.parts
+        chance = Chance(seed % 2**62, rank(), world())
+        sums: dict[Layer, _Sums] = {}
+        for scores in self._scores(wide, targets, chance):
+            reached = self._carry_back(outputs, scores.to(outputs.dtype), uses)
+            if not sums:
+                sums = _input_sums(use for use, _ in reached)
+            for use, back in reached:
+                sums[use.layer].outputs.add_(use.layer.output_moments(use.inputs, back))
+        self._add(sums, losses or terms(outputs, self.loss))
+
+    def _scores(self, outputs: Tensor, targets: Tensor | None, chance: Chance) -> Iterator[Tensor]:
+        match self.fisher:
+            case "sampled":
+                yield sampled_scores(outputs, self.loss, chance)
+            case "exact":
+                yield from exact_scores(outputs, self.loss, chance)
+            case "empirical":
+                assert targets is not None
+                yield empirical_scores(outputs, targets, self.loss, chance)
+
+    def _carry_back(
+        self, outputs: Tensor, scores: Tensor, uses: list[Use]
+    ) -> list[tuple[Use, Tensor]]:
+        """The uses that led to `outputs`, with the scores that come back to what they gave."""
+        edges = [use.output for use in uses]
+        called = {use.layer for use in uses}
+        silent = [layer for layer in self._unseen if layer not in called]
+        leaves = [*self.diagonal.parameters, *(p for layer in silent for p in layer.parameters)]
+        if self.eigenbasis:
+            leaves += [p for layer in self.blocks.of_layer for p in layer.parameters]
+        wanted: Any = [*edges, *leaves]  # it takes both, though its annotations do not say so
+        back = torch.autograd.grad(
+            [outputs], wanted, [scores], retain_graph=True, allow_unused=True
+        )
+        sampled = dict(zip(leaves, back[len(edges) :], strict=True))
+        self._leave_to_diagonal([layer for layer in silent if sampled[layer.weight] is not None])
+        self._add_squares(sampled)
+        return [(use, g) for use, g in zip(uses, back, strict=False) if g is not None]
+
+    def _leave_to_diagonal(self, layers: Sequence[Layer]) -> None:
+        """Give up on layers whose weights are used without calling them, as attention does."""
+        found = [parameter for layer in layers for parameter in layer.parameters]
+        for layer in layers:
+            self._unseen.discard(layer)
+        self.diagonal.add(found)
+        if found:
+            self._tell_diagonal(found, "of layers that are not called but read")
+
+    def _add_squares(self, sampled: Mapping[nn.Parameter, Tensor | None]) -> None:
+        """Square gradients that are summed over the examples of all processes."""
+        wanted = self.diagonal.parameters
+        if self.eigenbasis:
+            wanted = [*wanted, *(p for layer in self.blocks.of_layer for p in layer.parameters)]
+        # All processes have to send the same, whatever their examples made use of.
+        sums = {p: _filled(sampled.get(p), p) for p in wanted}
+        average_(list(sums.values()))
+        for parameter, total in sums.items():
+            total.mul_(world())
+            if parameter in self.diagonal.means:
+                squares = self._taken.squares.setdefault(parameter, torch.zeros_like(total))
+                squares.addcmul_(total, total)
+        if self.eigenbasis:
+            self._taken.gradients.append(
+                {block: layer.matrices(sums) for layer, block in self.blocks.of_layer.items()}
+            )
+
+    def _add(self, sums: Mapping[Layer, _Sums], losses: int) -> None:
+        taken = self._taken
+        for layer, new in sums.items():
+            if (old := taken.sums.get(layer)) is None:
+                taken.sums[layer] = new
+            else:
+                old.inputs.add_(new.inputs)
+                old.outputs.add_(new.outputs)
+                old.rows += new.rows
+            self._unseen.discard(layer)
+        taken.losses += losses
+        taken.parts += 1
+
+    def update(self, ema: float) -> None:
+        """Let what was taken into the running means."""
+        taken = self._taken
+        self.forget()
+        if not taken.finite():
+            self._tell(
+                "The curvature of a batch is not finite, and is left out. Look for outputs or "
+                "weights that are not, or lower the learning rate."
+            )
+            return
+        for layer, sums in taken.sums.items():
+            if sums.rows:
+                inputs, outputs = sums.inputs.div_(sums.rows), sums.outputs.div_(taken.losses)
+                self.blocks.of_layer[layer].update(inputs, outputs, ema)
+        everyones = taken.losses * world()
+        self.diagonal.update(taken.squares, everyones, ema)
+        self.blocks.measure_scales(taken.gradients, everyones)
+
+    def refresh(self, blocks: Sequence[Block], damping: float) -> None:
+        """Invert the factors of some layers anew, and of those that were never inverted."""
+        unsolved = [b for b in self.blocks.all if not b.solved and b not in blocks]
+        known = _anywhere([block.weight > 0 for block in unsolved], self.blocks.device)
+        due = [*blocks, *(b for b, new in zip(unsolved, known, strict=True) if new)]
+        if due:
+            self.blocks.refresh(due, damping)
+
+    def directions(
+        self, gradients: Mapping[nn.Parameter, Tensor], damping: float
+    ) -> dict[nn.Parameter, Tensor]:
+        """Inverse curvature times gradients, for parameters whose curvature is known."""
+        found = self.diagonal.apply(gradients, damping)
+        matrices = {
+            block: layer.matrices(gradients)
+            for layer, block in self.blocks.of_layer.items()
+            if block.solved and layer.weight in gradients
+        }
+        for block, solved in self.blocks.apply(matrices, damping).items():
+            parts = block.layer.parts(solved)
+            found |= dict(zip(block.layer.parameters, parts, strict=True))
+        return {parameter: found[parameter] for parameter in gradients if parameter in found}
+
+    def products(self, vectors: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
+        """The curvature, not damped, times vectors."""
+        found = self.diagonal.products(vectors)
+        for layer, block in self.blocks.of_layer.items():
+            if layer.weight in vectors:
+                matrices = layer.matrices(vectors)
+                parts = layer.parts(block.product(matrices))
+                found |= dict(zip(layer.parameters, parts, strict=True))
+        return {parameter: found[parameter] for parameter in vectors}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that is kept, in tensors and plain types."""
+        return {"layers": self.blocks.state(), "others": self.diagonal.state(self.names)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` told."""
+        self.blocks.load(state["layers"])
+        self.diagonal.load(state["others"], {name: p for p, name in self.names.items()})
+        self._unseen = {
+            layer
+            for layer, block in self.blocks.of_layer.items()
+            if not block.weight and layer.weight not in self.diagonal.means
+        }
+
+    def _tell_diagonal(self, parameters: Sequence[nn.Parameter], which: str) -> None:
+        names = [self.names[parameter] for parameter in parameters]
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        self._tell(
+            f"K-FAC takes only the diagonal of the curvature for parameters {which}: {shown}."
+        )
+
+
+def _input_sums(uses: Iterable[Use]) -> dict[Layer, _Sums]:
+    """Second moments of what entered the layers."""
+    sums: dict[Layer, _Sums] = {}
+    for use in uses:
+        moments, rows = use.layer.input_moments(use.inputs)
+        layer = use.layer
+        if (own := sums.get(layer)) is None:
+            outputs = moments.new_zeros(layer.groups, layer.shape[0], layer.shape[0])
+            sums[layer] = _Sums(moments, rows, outputs)
+        else:
+            own.inputs.add_(moments)
+            own.rows += rows
+    return sums
+
+
+def _filled(gradient: Tensor | None, parameter: Tensor) -> Tensor:
+    """A gradient in full precision, or zeros where there is none."""
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    if gradient is None:
+        return torch.zeros_like(parameter, dtype=dtype)
+    return gradient.to(dtype, copy=True)
+
+
+def _anywhere(flags: Sequence[bool], device: torch.device | None) -> list[bool]:
+    """For each flag, whether it is set on any of the processes."""
+    if world() == 1 or not flags:
+        return list(flags)
+    shares = torch.tensor([float(flag) for flag in flags], device=device)
+    average_([shares])
+    return (shares > 0).tolist()

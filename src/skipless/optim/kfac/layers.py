@@ -1,0 +1,173 @@
+"""What K-FAC knows of layers: second moments of what enters and of what comes back, and matrices.
+
+A layer is a matrix that multiplies rows: the inputs of a Linear, the patches of a convolution, the
+one-hot codes of an Embedding. A bias is the matrix's last column, for a last coordinate of 1. A
+convolution in groups is one matrix for each group; all tensors here have groups first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .moments import Window, output_moments, patch_moments, row_moment
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One matrix of a network, with the modules that multiply by it."""
+
+    name: str
+    module: nn.Module  # the first of those that share the weight
+    weight: nn.Parameter
+    bias: nn.Parameter | None  # where it is trained
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The weight, and the bias if there is one."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    @property
+    def groups(self) -> int:
+        """How many matrices the layer is made of."""
+        return self.module.groups if isinstance(self.module, Convolution) else 1
+
+    @property
+    def diagonal(self) -> bool:
+        """Whether the second moment of the rows is diagonal, and held so: of one-hot codes."""
+        return isinstance(self.module, nn.Embedding)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of each matrix."""
+        if isinstance(self.module, nn.Embedding):
+            return self.weight.shape[1], self.weight.shape[0]
+        outputs = self.weight.shape[0] // self.groups
+        return outputs, self.weight[0].numel() + (self.bias is not None)
+
+    @torch.no_grad()
+    def input_moments(self, inputs: Tensor) -> tuple[Tensor, int]:
+        """Second moments of the rows, summed, (groups, columns, columns), and their number."""
+        module, homogeneous = self.module, self.bias is not None
+        if isinstance(module, nn.Embedding):
+            codes = inputs[_counted(module, inputs)]
+            counts = torch.bincount(codes, minlength=module.num_embeddings)
+            return counts.to(_precise(self.weight)).unsqueeze(0), codes.numel()
+        if isinstance(module, Convolution):
+            batch = inputs if inputs.ndim == self.weight.ndim else inputs.unsqueeze(0)
+            return patch_moments(batch, Window.of(module), homogeneous)
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        return row_moment(rows, homogeneous).unsqueeze(0), len(rows)
+
+    @torch.no_grad()
+    def output_moments(self, inputs: Tensor, scores: Tensor) -> Tensor:
+        """Second moments of the scores that come back to the outputs: (groups, rows, rows)."""
+        module = self.module
+        if isinstance(module, nn.Embedding):
+            return row_moment(scores[_counted(module, inputs)], False).unsqueeze(0)
+        if isinstance(module, Convolution):
+            batch = scores if scores.ndim == self.weight.ndim else scores.unsqueeze(0)
+            return output_moments(batch, self.groups)
+        return row_moment(scores.reshape(-1, scores.shape[-1]), False).unsqueeze(0)
+
+    def matrices(self, values: Mapping[nn.Parameter, Tensor]) -> Tensor:
+        """What there is for the weight and the bias, such as gradients: (groups, rows, columns)."""
+        weight = values[self.weight]
+        if self.diagonal:
+            return weight.t().unsqueeze(0)
+        matrix = weight.reshape(self.groups, self.shape[0], -1)
+        if self.bias is None:
+            return matrix
+        bias = values.get(self.bias)
+        if bias is None:
+            bias = weight.new_zeros(self.bias.shape)
+        return torch.cat([matrix, bias.reshape(self.groups, -1, 1)], dim=2)
+
+    def parts(self, matrices: Tensor) -> list[Tensor]:
+        """The inverse of `matrices`: shaped like the weight, and the bias if there is one."""
+        if self.diagonal:
+            return [matrices[0].t()]
+        if self.bias is None:
+            return [matrices.reshape(self.weight.shape)]
+        weight, bias = matrices[..., :-1], matrices[..., -1]
+        return [weight.reshape(self.weight.shape), bias.reshape(self.bias.shape)]
+
+
+def find_layers(model: nn.Module) -> tuple[list[Layer], dict[nn.Module, Layer]]:
+    """The layers of `model` that are trained, and for each module the layer that it is.
+
+    Modules that share weight and bias are one layer; other ways to share are left out.
+    """
+    layers: list[Layer] = []
+    by_module: dict[nn.Module, Layer] = {}
+    shared = _owners(model)
+    for name, module in model.named_modules():
+        weight = _weight_of(module)
+        if weight is None or not weight.requires_grad:
+            continue
+        owners = shared[weight]
+        if owners[0] is not module or not _alike(owners, shared):
+            continue
+        bias = getattr(module, "bias", None)
+        trained = bias if bias is not None and bias.requires_grad else None
+        layers.append(Layer(name or type(module).__name__, module, weight, trained))
+        by_module.update(dict.fromkeys(owners, layers[-1]))
+    return layers, by_module
+
+
+def _owners(model: nn.Module) -> dict[nn.Parameter, list[nn.Module]]:
+    """For each parameter, the modules that hold it."""
+    owners: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in model.modules():
+        for _, parameter in _held(module):
+            if module not in (known := owners.setdefault(parameter, [])):
+                known.append(module)
+    return owners
+
+
+def _held(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return module.named_parameters(recurse=False, remove_duplicate=False)
+
+
+def _weight_of(module: nn.Module) -> nn.Parameter | None:
+    """The weight of a module of a kind that K-FAC covers, if it is a parameter of its own."""
+    if not isinstance(module, nn.Linear | Convolution | nn.Embedding):
+        return None
+    if isinstance(module, nn.Embedding) and (module.sparse or module.scale_grad_by_freq):
+        return None
+    return module._parameters.get("weight")  # none where it is computed, as by weight_norm
+
+
+def _alike(owners: Iterable[nn.Module], shared: dict[nn.Parameter, list[nn.Module]]) -> bool:
+    """Whether modules with one weight multiply by it in one way, and nothing else shares a bias."""
+    first, *rest = owners
+    bias = getattr(first, "bias", None)
+    if bias is not None and set(shared[bias]) != {first, *rest}:
+        return False
+    return all(
+        type(other) is type(first)
+        and getattr(other, "bias", None) is bias
+        and getattr(other, "groups", 1) == getattr(first, "groups", 1)
+        and _geometry(other) == _geometry(first)
+        for other in rest
+    )
+
+
+def _geometry(module: nn.Module) -> object:
+    return Window.of(module) if isinstance(module, Convolution) else None
+
+
+def _counted(module: nn.Embedding, codes: Tensor) -> Tensor:
+    """Which codes have an embedding that is trained: all but the padding."""
+    if module.padding_idx is None:
+        return torch.ones_like(codes, dtype=torch.bool)
+    return codes != module.padding_idx
+
+
+def _precise(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

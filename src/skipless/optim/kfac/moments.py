@@ -1,0 +1,347 @@
+r"""Second moments of what layers read, and of gradients at what they write, as sums over rows.
+
+A row is what a layer reads, or a gradient at what it writes, at one position of one example. A
+convolution reads patches that overlap, and most of $\sum p\,p^\top$ would be computed many times
+over: all pairs of taps that lie equally far apart multiply the same pairs of pixels. So patches are
+not laid out. With pixels $x_q \in \mathbb{R}^C$, pairs of taps at a distance $\delta$ share
+
+$$\sum_{q=a}^{b-1} x_q\, x_{q+\delta}^\top ,$$
+
+but for the edges of the image, where some of them stop earlier than others: ranges of $q$ are cut
+where one of them begins or ends, and each pair adds up its pieces. For a kernel of 3x3, these are
+13 large products and 16 along edges, in place of 81, all of them on views of one copy of the
+inputs. A stride sorts pixels into phases; each tap reads one of these.
+
+Sums are in float32, or in float64 where the tensors are. Extra memory is at most about that of the
+result and four copies of a part of the batch, each of `CHUNK_BYTES` or of one example; and one copy
+of the whole batch where the padding is not of zeros.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+CHUNK_BYTES = 32 * 2**20
+MOST_PRODUCTS = 512  # beyond, as in patches of 16x16 side by side, calls cost more than they save
+WIDE = 128  # a product of this many columns or more keeps the cores busy on its own
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a convolution reads its input, with one entry for each spatial dimension."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]  # before, after
+    dilation: tuple[int, ...]
+    groups: int = 1
+    padding_mode: str = "zeros"
+
+    @classmethod
+    def of(cls, conv: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Window:
+        """The window of `conv`; padding that keeps an even kernel's size has one more after.
+
+        >>> Window.of(nn.Conv1d(1, 1, 4, padding="same")).padding
+        ((1, 2),)
+        """
+        extents = [d * (k - 1) for k, d in zip(conv.kernel_size, conv.dilation, strict=True)]
+        match conv.padding:
+            case "same":
+                padding = tuple((extent // 2, extent - extent // 2) for extent in extents)
+            case "valid":
+                padding = tuple((0, 0) for _ in extents)
+            case sizes:
+                padding = tuple((int(size), int(size)) for size in sizes)
+        return cls(
+            conv.kernel_size, conv.stride, padding, conv.dilation, conv.groups, conv.padding_mode
+        )
+
+    def positions(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The spatial sizes of the output where `sizes` are those of the input."""
+        return tuple(
+            (size + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, stride, padding, dilation in zip(
+                sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+
+
+def _in_full_precision(function: Callable[Concatenate[Tensor, P], R]):
+    """`function` of a tensor without autograd, and without autocast, which rounds products."""
+
+    @wraps(function)
+    def exact(values: Tensor, *args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
+            return function(values, *args, **kwargs)
+
+    return exact
+
+
+@_in_full_precision
+def row_moment(rows: Tensor, homogeneous: bool) -> Tensor:
+    """The sum of r rᵀ over `rows` (n, d); if `homogeneous`, each row ends with a 1 for the bias.
+
+    >>> row_moment(torch.tensor([[2.0], [3.0]]), homogeneous=True)
+    tensor([[13.,  5.],
+            [ 5.,  2.]])
+    """
+    moments = _no_moments(rows, 1, rows.shape[1], homogeneous)
+    moment = moments[0, : rows.shape[1], : rows.shape[1]]
+    for part in _parts(rows, rows.shape[1]):
+        moment += _gram(part.to(moments.dtype))
+    if homogeneous:
+        _set_bias_(moments, rows.sum(0, dtype=moments.dtype), len(rows))
+    return moments[0]
+
+
+@_in_full_precision
+def output_moments(grads: Tensor, groups: int) -> Tensor:
+    """Sums of g gᵀ over examples and positions of `grads` (N, C, *spatial), for each group."""
+    channels = grads.shape[1]
+    moments = _no_moments(grads, groups, channels // groups, homogeneous=False)
+    values = grads.flatten(2)
+    # Rows are there already in channels_last, and to copy them is little where they are wide.
+    by_rows = groups == 1 and (values.stride(1) == 1 or values.shape[2] < channels)
+    for part in _parts(values, values[0].numel()):
+        part = part.to(moments.dtype)
+        if by_rows:
+            moments[0] += _gram(part.mT.reshape(-1, channels))
+        else:
+            for example in part.contiguous().unflatten(1, (groups, -1)):
+                moments.baddbmm_(example, example.mT)
+    return moments if by_rows else _symmetric(moments)
+
+
+@_in_full_precision
+def patch_moments(inputs: Tensor, window: Window, homogeneous: bool) -> tuple[Tensor, int]:
+    """Sums of p pᵀ over all patches of `inputs` (N, C, *spatial), for each group; and their number.
+
+    Entries of a patch are in the order of `weight.flatten(1)`. If `homogeneous`, each patch ends
+    with a 1 for the bias.
+    """
+    if window.padding_mode != "zeros":
+        inputs = F.pad(inputs, _widths(window), mode=window.padding_mode)
+        window = replace(window, padding=((0, 0),) * len(window.padding), padding_mode="zeros")
+    sizes = tuple(inputs.shape[2:])
+    width = inputs.shape[1] // window.groups * math.prod(window.kernel)
+    moments = _no_moments(inputs, window.groups, width, homogeneous)
+    moment = moments[:, :width, :width]
+    if math.prod(window.kernel) == 1 and not any(map(sum, window.padding)):
+        moment += output_moments(_phase(inputs, window.stride, (0,) * len(sizes)), window.groups)
+    elif math.prod(map(len, _axes(window, sizes))) // 2 <= MOST_PRODUCTS:  # // 2: by symmetry
+        _add_shared_products_(moment, inputs, window)
+    else:
+        _add_patches_(moment, inputs, window)
+    number = len(inputs) * math.prod(window.positions(sizes))
+    if homogeneous:
+        _set_bias_(moments, _patch_sum(inputs, window, moments.dtype), number)
+    return moments, number
+
+
+def _no_moments(like: Tensor, groups: int, width: int, homogeneous: bool) -> Tensor:
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return like.new_zeros(groups, width + homogeneous, width + homogeneous, dtype=dtype)
+
+
+def _set_bias_(moments: Tensor, total: Tensor, number: int) -> None:
+    moments[:, -1, :-1] = moments[:, :-1, -1] = total.view(len(moments), -1)
+    moments[:, -1, -1] = number
+
+
+def _parts(values: Tensor, entries: int) -> Iterable[Tensor]:
+    """`values` in parts of the batch, where `entries` are to be copied for each example."""
+    size = torch.promote_types(values.dtype, torch.float32).itemsize
+    return values.split(max(1, CHUNK_BYTES // (entries * size)))
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """`rows.mT @ rows`, exactly symmetric; where wide, 5/8 of it is multiplied and 3/8 mirrored."""
+    width = rows.shape[1]
+    step = width if width < 2 * WIDE else -(-width // 4)
+    gram = rows.new_empty(width, width)
+    for i in range(0, width, step):
+        here = slice(i, i + step)
+        gram[here, : i + step] = rows[:, here].mT @ rows[:, : i + step]
+        gram[:i, here] = gram[here, :i].mT
+        gram[here, here] = _symmetric(gram[here, here])
+    return gram
+
+
+def _symmetric(matrices: Tensor) -> Tensor:
+    return (matrices + matrices.mT) / 2
+
+
+def _widths(window: Window) -> list[int]:
+    """`window.padding` in the order of `F.pad`."""
+    return [width for pair in reversed(window.padding) for width in pair]
+
+
+def _phase(inputs: Tensor, stride: Sequence[int], start: Sequence[int]) -> Tensor:
+    """Every `stride`th pixel of `inputs` (N, C, *spatial) from `start` on."""
+    return inputs[(..., *(slice(a, None, s) for a, s in zip(start, stride, strict=True)))]
+
+
+def _patch_sum(inputs: Tensor, window: Window, dtype: torch.dtype) -> Tensor:
+    """The sum over all patches, as (C, taps)."""
+    if inputs.stride(1) == 1:  # in the order of memory, which is ten times faster
+        image = inputs.movedim(1, -1).sum(0, dtype=dtype).movedim(-1, 0)
+    else:
+        image = inputs.sum(0, dtype=dtype)
+    positions = window.positions(image.shape[1:])
+    image = F.pad(image, _widths(window))
+    reads = [
+        [slice(tap * d, tap * d + s * n, s) for tap in range(k)]
+        for k, d, s, n in zip(window.kernel, window.dilation, window.stride, positions, strict=True)
+    ]
+    totals = [image[(..., *read)].flatten(1).sum(1) for read in itertools.product(*reads)]
+    return torch.stack(totals, dim=1)
+
+
+def _add_patches_(moment: Tensor, inputs: Tensor, window: Window) -> None:
+    """Add the products of patches that are laid out, a part of the batch at a time."""
+    groups, width, _ = moment.shape
+    positions = window.positions(inputs.shape[2:])
+    for part in _parts(inputs, math.prod(positions) * groups * width):
+        part = F.pad(part.to(moment.dtype), _widths(window))
+        example, channel, *pixel = part.stride()
+        channels = part.shape[1] // groups
+        strides = [p * s for p, s in zip(pixel, window.stride, strict=True)]
+        steps = [p * d for p, d in zip(pixel, window.dilation, strict=True)]
+        patches = part.as_strided(
+            (groups, len(part), *positions, channels, *window.kernel),
+            (channels * channel, example, *strides, channel, *steps),
+        ).reshape(groups, -1, width)
+        moment.baddbmm_(patches.mT, patches)
+    moment.copy_(_symmetric(moment))
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Pixels of a phase, along one dimension, and as many of another phase, `lag` further on.
+
+    They meet in the products of each tap in `taps` with the tap that is `apart` further on.
+    """
+
+    phases: tuple[int, int]
+    start: int
+    stop: int
+    lag: int
+    taps: tuple[int, ...]
+    apart: int
+
+    def of(self, side: int) -> slice:
+        """The pixels of the first (`side` 0) or second (1) phase."""
+        return slice(self.start + side * self.lag, self.stop + side * self.lag)
+
+
+@lru_cache(maxsize=4096)
+def _stretches(
+    kernel: int, stride: int, padding: tuple[int, int], dilation: int, size: int
+) -> tuple[_Stretch, ...]:
+    """All that pairs of taps sum over along one dimension, each piece once for all who share it."""
+    (positions,) = Window((kernel,), (stride,), (padding,), (dilation,)).positions((size,))
+    reads = [divmod(tap * dilation - padding[0], stride) for tap in range(kernel)]
+    lengths = [len(range(phase, size, stride)) for phase in range(stride)]
+    spans: dict[tuple[int, int, int, int], dict[int, tuple[int, int]]] = {}
+    for tap, other in itertools.product(range(kernel), repeat=2):
+        (shift, phase), (other_shift, other_phase) = reads[tap], reads[other]
+        lag = other_shift - shift
+        start = max(shift, 0, -lag)
+        stop = min(shift + positions, lengths[phase], lengths[other_phase] - lag)
+        if start < stop:
+            spans.setdefault((phase, other_phase, lag, other - tap), {})[tap] = (start, stop)
+    return tuple(
+        _Stretch((phase, other_phase), start, stop, lag, taps, apart)
+        for (phase, other_phase, lag, apart), ends in spans.items()
+        for start, stop in itertools.pairwise(sorted(set(itertools.chain(*ends.values()))))
+        if (taps := tuple(tap for tap, (a, b) in ends.items() if a <= start and stop <= b))
+    )
+
+
+def _axes(window: Window, sizes: Sequence[int]) -> list[tuple[_Stretch, ...]]:
+    settings = (window.kernel, window.stride, window.padding, window.dilation, sizes)
+    return [_stretches(*axis) for axis in zip(*settings, strict=True)]
+
+
+def _add_shared_products_(moment: Tensor, inputs: Tensor, window: Window) -> None:
+    """Add the products of patches from those of pixels, each of which many pairs of taps share."""
+    none = (0,) * len(window.kernel)
+    boxes = [
+        box
+        for box in itertools.product(*_axes(window, inputs.shape[2:]))
+        if tuple(stretch.apart for stretch in box) >= none
+    ]
+    sides = [[tuple(s.phases[side] for s in box) for side in (0, 1)] for box in boxes]
+    channels = inputs.shape[1] // window.groups
+    totals = moment.new_zeros(len(boxes), window.groups, channels, channels)
+    for part in _parts(inputs, inputs[0].numel()):
+        part = part.to(moment.dtype)
+        phases = {
+            phase: _by_position(_phase(part, window.stride, phase), window.groups)
+            for phase in set(itertools.chain(*sides))
+        }
+        for total, box, (left, right) in zip(totals, boxes, sides, strict=True):
+            _add_product_(total, _pixels(phases[left], box, 0), _pixels(phases[right], box, 1))
+    _add_blocks_(moment, _tap_pairs(totals, boxes, window.kernel), math.prod(window.kernel))
+
+
+def _by_position(inputs: Tensor, groups: int) -> Tensor:
+    """`inputs` (N, C, ..., W) in memory as (..., groups, W, N, C / groups).
+
+    Here the pixels of a stretch along W, of all examples, are rows that follow one another.
+    """
+    channels_last = inputs.movedim(1, -1).contiguous()  # two simple copies are faster than one
+    return channels_last.unflatten(-1, (groups, -1)).movedim((0, -3, -2), (-2, -3, -4)).contiguous()
+
+
+def _pixels(values: Tensor, box: tuple[_Stretch, ...], side: int) -> Tensor:
+    """The pixels of one side of `box` as (... · groups, W · N, C / groups), a view but in 3-D."""
+    *others, last = (stretch.of(side) for stretch in box)
+    return values[(*others, ..., last, slice(None), slice(None))].flatten(-3, -2).flatten(0, -3)
+
+
+def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    groups, channels, _ = total.shape
+    if channels < WIDE:
+        total += (left.mT @ right).view(-1, groups, channels, channels).sum(0)
+    else:
+        for a, b in zip(left.split(groups), right.split(groups), strict=True):
+            total.baddbmm_(a.mT, b)
+
+
+def _tap_pairs(
+    totals: Tensor, boxes: Sequence[tuple[_Stretch, ...]], kernel: Sequence[int]
+) -> dict[tuple[int, int], Tensor]:
+    """The moment (groups, C, C) of each pair of taps that meet, the first not after the second."""
+    pairs: dict[tuple[int, int], Tensor] = {}
+    steps = [math.prod(kernel[axis + 1 :]) for axis in range(len(kernel))]
+    for total, box in zip(totals, boxes, strict=True):
+        apart = sum(stretch.apart * step for stretch, step in zip(box, steps, strict=True))
+        for taps in itertools.product(*(stretch.taps for stretch in box)):
+            first = sum(tap * step for tap, step in zip(taps, steps, strict=True))
+            pair = (first, first + apart)
+            pairs[pair] = pairs[pair] + total if pair in pairs else total
+    return pairs
+
+
+def _add_blocks_(moment: Tensor, pairs: dict[tuple[int, int], Tensor], taps: int) -> None:
+    """Add blocks of pairs of taps, and their transposes, to `moment` in the order of weights."""
+    channels = moment.shape[1] // taps
+    by_taps = moment.unflatten(2, (channels, taps)).unflatten(1, (channels, taps))
+    nothing = moment.new_zeros(()).expand(len(moment), channels, channels)
+    whole = {**pairs, **{(j, i): block.mT for (i, j), block in pairs.items()}}
+    whole.update({(i, i): _symmetric(whole[i, i]) for i in range(taps) if (i, i) in whole})
+    for tap in range(taps):
+        row = torch.stack([whole.get((tap, other), nothing) for other in range(taps)])
+        by_taps[:, :, tap] = row.movedim(0, -1)

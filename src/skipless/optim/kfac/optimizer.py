@@ -1,0 +1,336 @@
+r"""K-FAC: steps along the natural gradient, by a curvature that is cheap to invert.
+
+As kfac-jax defines it, with which the paper trained. With the gradient $g$ of the loss and of the
+L2 penalty, and the Fisher matrix $F$ in Kronecker factors, damped by $\lambda$ and the penalty:
+
+$$u = F^{-1} g, \qquad
+  \nu = \min\Bigl(1, \sqrt{\kappa / (\mathrm{lr}^2 \langle u, g\rangle)}\Bigr), \qquad
+  v \leftarrow \mu v - \mathrm{lr}\, \nu\, u, \qquad w \leftarrow w + v$$
+
+Martens and Grosse (2015); Grosse and Martens (2016) for convolutions; Ba, Grosse and Martens (2017)
+for the norm constraint $\kappa$.
+"""
+
+# pyright: reportPrivateImportUsage=false
+# torch._foreach_* are what torch's own optimisers are made of, but have no public names.
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from skipless.optim.groups import weights_and_others
+
+from .banks import Block
+from .checks import check_outputs, check_settings
+from .estimate import Estimate
+from .processes import average_
+from .quadratic import Linearisation, adapted_damping
+from .scores import Fisher, Loss, terms
+from .steps import Step, full_gradients, inner, penalty
+from .timing import Timing
+
+_log = logging.getLogger("skipless.optim")
+
+# Like the settings in groups, these are what they were when a state was saved.
+_KEPT = ("steps", "damping", "norm_constraint", "curvature_ema", "damping_period")
+
+
+class KFAC(Optimizer):
+    """K-FAC with the true Fisher matrix, as an optimiser for any loop.
+
+    One line is added to a usual loop, between the forward pass and the backward one:
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    >>> optimizer = KFAC(model, lr=0.1)
+    >>> for inputs, labels in [(torch.randn(16, 4), torch.randint(3, (16,)))]:
+    ...     optimizer.zero_grad()
+    ...     logits = model(inputs)
+    ...     optimizer.curvature(logits)  # draws labels from the logits: the true Fisher matrix
+    ...     nn.functional.cross_entropy(logits, labels).backward()
+    ...     optimizer.step()
+
+    It does nothing in steps that do not need it, and `step` raises an error where it was forgotten.
+    With gradient accumulation, call it for each part.
+
+    Args:
+        model: The network, before or after it is wrapped in DistributedDataParallel. Linear, Conv1d
+            to 3d and Embedding layers get Kronecker factors, all else the diagonal.
+        lr: The learning rate, or None: each step then finds the best learning rate and momentum
+            in the quadratic model of the loss, with no norm constraint.
+        momentum: Of the steps.
+        damping: Added to the curvature, together with `l2`.
+        norm_constraint: The largest squared length of a step before momentum, in the metric of the
+            curvature; None for any.
+        l2: Penalty on weights, half of it times their squares; not on biases and normalisation.
+        curvature_ema: How much of the running means of the factors is kept in an update.
+        curvature_period: Steps from one update of the factors to the next.
+        inverse_period: Steps from one inversion of the factors to the next.
+        burn_in: First steps in which the factors are measured and nothing is trained.
+        loss: The loss that is trained with, by which labels are drawn: cross_entropy,
+            binary_cross_entropy (with logits) or mse.
+        fisher: "sampled" draws one label an example, "exact" takes the mean over all labels, with
+            a backward pass for each, "empirical" takes the labels of the data.
+        spread_inverses: Invert a part of the factors in each step, so that none takes longer.
+        eigenbasis: Measure the curvature along the axes of the factors (EKFAC).
+        damping_period: Steps from one change of the damping to the next, by the rule of Levenberg
+            and Marquardt (5 in the original); `step` then needs a closure. None keeps it.
+        seed: Of the labels.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float | None,
+        momentum: float = 0.9,
+        damping: float = 1e-3,
+        norm_constraint: float | None = 1e-3,
+        l2: float = 0.0,
+        curvature_ema: float = 0.99,
+        curvature_period: int = 1,
+        inverse_period: int = 50,
+        *,
+        burn_in: int = 5,
+        loss: Loss = "cross_entropy",
+        fisher: Fisher = "sampled",
+        spread_inverses: bool = False,
+        eigenbasis: bool = False,
+        damping_period: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._model = model
+        self._settings = {
+            k: v for k, v in locals().items() if k not in ("self", "model", "__class__")
+        }
+        check_settings(self._settings)
+        groups = [
+            {"name": name, "params": parameters, "l2": l2 if name == "weights" else 0.0}
+            for name, parameters in weights_and_others(model).items()
+        ]
+        super().__init__(groups, {"lr": lr, "momentum": momentum})
+        for parameter in self._parameters:
+            self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        self.damping, self.norm_constraint = damping, norm_constraint
+        self.curvature_ema, self.damping_period = curvature_ema, damping_period
+        self.steps = 0
+        self._timing = Timing(burn_in, curvature_period, inverse_period, spread_inverses)
+        self._told: set[str] = set()
+        self._estimate = Estimate(
+            model, loss=loss, fisher=fisher, eigenbasis=eigenbasis, seed=seed, tell=self._tell
+        )
+        self._linearisations: list[Linearisation] = []
+        self._repeating = False
+        self.chosen: tuple[float, float] | None = None  # rate and momentum of the quadratic model
+        self._listen()
+
+    def curvature(
+        self, outputs: Tensor, targets: Tensor | None = None, *, divisor: int | None = None
+    ) -> None:
+        """Measure the curvature in the forward pass that gave `outputs`, if it is time to.
+
+        Call it in every step, before `backward`: `outputs` are what the loss takes, logits or
+        predictions, with examples first. `targets` are for the empirical Fisher matrix only.
+        `divisor` is what your loss divides the sum over all labels by, if that is not their number,
+        as with reduction="mean": for a loss that is summed over outputs, `len(outputs)`.
+        """
+        if self._repeating or not (self._curvature_due or self._model_due):
+            return
+        check_outputs(outputs, targets, divisor, self._estimate.loss, self._estimate.fisher)
+        try:
+            if self._curvature_due:
+                self._estimate.take(outputs, targets, divisor, self.steps)
+            if self._model_due:
+                losses = divisor or terms(outputs, self._estimate.loss)
+                linear = Linearisation(outputs, self._parameters, self._estimate.loss, losses)
+                self._linearisations.append(linear)
+        except RuntimeError as error:
+            if "second time" not in str(error):
+                raise
+            raise RuntimeError(
+                "K-FAC was asked for the curvature of outputs whose graph is gone. Call "
+                "curvature() before backward()."
+            ) from None
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Change every parameter that has a gradient; what comes back is what `closure` returns.
+
+        A closure is what it is for all of torch's optimisers: it clears gradients, computes the
+        loss, calls `curvature` and `backward`, and returns the loss.
+        """
+        if self.damping_period and closure is None:
+            raise ValueError(
+                "K-FAC was asked to adapt its damping, for which it has to compute losses again. "
+                "Give step() a closure."
+            )
+        chance = torch.get_rng_state() if self.damping_period else None
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._take_in_curvature()
+        if self.steps >= self._timing.burn_in:
+            self._move(loss, closure, chance)
+        self.steps += 1
+        self._listen()
+        return loss
+
+    def synchronize(self) -> None:
+        """Make the curvature equal on all processes, as it has to be before one of them saves it.
+
+        Between inversions each process has its own. All have to call this together.
+        """
+        self._estimate.blocks.synchronize(self._estimate.blocks.all)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all steps so far; under several processes, `synchronize` before."""
+        own = {name: getattr(self, name) for name in _KEPT}
+        own |= {"timing": asdict(self._timing), **self._estimate.state()}
+        return {**super().state_dict(), "kfac": own}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state that was saved."""
+        if "kfac" not in state_dict:
+            raise ValueError(
+                "A state of K-FAC was to be loaded, but this one is of another optimiser. Load "
+                "what KFAC.state_dict() gave."
+            )
+        own = state_dict["kfac"]
+        self._estimate.load(own)
+        super().load_state_dict({k: v for k, v in state_dict.items() if k != "kfac"})
+        for name in _KEPT:
+            setattr(self, name, own[name])
+        self._timing = Timing(**own["timing"])
+        self._listen()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group while the optimiser is made; later there is no layer for it."""
+        if hasattr(self, "_estimate"):
+            raise ValueError(
+                "More parameters were to be added to K-FAC, which knows the layers of the model "
+                "that it was made for. Make another one for the whole model."
+            )
+        super().add_param_group(param_group)
+
+    def __reduce__(self) -> Any:
+        # A copy, or what is loaded from a file, listens to a copy of the model.
+        return _made_again, (self._model, self._settings, self.state_dict())
+
+    @property
+    def _curvature_due(self) -> bool:
+        return self._timing.curvature_due(self.steps)
+
+    @property
+    def _model_due(self) -> bool:
+        """Whether a step is taken by the quadratic model."""
+        return self.param_groups[0]["lr"] is None and self.steps >= self._timing.burn_in
+
+    @property
+    def _whole_damping(self) -> float:
+        return self.damping + max(group["l2"] for group in self.param_groups)
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def _listen(self) -> None:
+        """Get ready for the forward passes of the next step."""
+        self._estimate.forget()
+        self._linearisations = []
+        self._estimate.listener.listening = self._curvature_due
+
+    def _take_in_curvature(self) -> None:
+        due = self._curvature_due and not self._estimate.has_taken
+        if due or (self._model_due and not self._linearisations):
+            raise RuntimeError(
+                "K-FAC was to make a step without having seen the curvature. Call "
+                "optimizer.curvature(outputs) after each forward pass, before backward()."
+            )
+        if self._curvature_due:
+            # Burn-in takes plain means.
+            kept = 1.0 if self.steps < self._timing.burn_in else self.curvature_ema
+            self._estimate.update(kept)
+        if self.steps >= self._timing.burn_in:
+            self._estimate.refresh(self._blocks_due(), self._whole_damping)
+
+    def _blocks_due(self) -> list[Block]:
+        """Those whose inverses are computed in this step."""
+        part = self._timing.part(self.steps)
+        if part is None:
+            return []
+        blocks = self._estimate.blocks
+        return blocks.all if part is ... else blocks.in_bins(self._timing.inverse_period)[part]
+
+    def _move(
+        self, loss: float | None, closure: Callable[[], float] | None, chance: Tensor | None
+    ) -> None:
+        """Change the parameters, and, if it is time to, look at what that did to the loss."""
+        gradients = full_gradients(self.param_groups)
+        directions = self._estimate.directions(gradients, self._whole_damping)
+        slope = inner(gradients, directions)
+        if not bool(slope.isfinite()):
+            self._tell(
+                "A gradient is not finite, and its step is left out. Look at the loss, lower the "
+                "learning rate, or clip gradients."
+            )
+            return
+        past = self.steps - self._timing.burn_in + 1
+        watched = self.damping_period is not None and past % self.damping_period == 0
+        before = _number(loss) + penalty(self.param_groups) if watched else 0.0
+        velocities = {p: self.state[p]["momentum_buffer"] for p in directions}
+        step = Step(self.param_groups, gradients, directions, velocities)
+        if self._model_due:
+            *chosen, promised = step.set_by_model(self._linearisations, self.damping)
+            self.chosen = (chosen[0], chosen[1])
+        else:
+            step.set_by_rates(self.norm_constraint)
+            promised = step.promised(self._estimate) if watched else 0.0
+        torch._foreach_add_(list(velocities), list(velocities.values()))
+        if watched and self.damping_period and closure is not None:
+            after = self._repeated(closure, chance) + penalty(self.param_groups)
+            change = torch.tensor([after - before], dtype=torch.float64, device=slope.device)
+            average_([change])
+            self.damping = adapted_damping(
+                self.damping, change.item(), promised, self.damping_period
+            )
+
+    def _repeated(self, closure: Callable[[], float], chance: Tensor | None) -> float:
+        """The loss after a step, with the same random numbers as before it."""
+        after = torch.get_rng_state()
+        self._repeating, self._estimate.listener.listening = True, False
+        try:
+            if chance is not None:
+                torch.set_rng_state(chance)
+            with torch.enable_grad():
+                return _number(closure())
+        finally:
+            torch.set_rng_state(after)
+            self._repeating = False
+
+    def _tell(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            _log.warning(message)
+
+
+def _made_again(model: nn.Module, settings: dict[str, Any], state: dict[str, Any]) -> KFAC:
+    optimizer = KFAC(model, **settings)
+    optimizer.load_state_dict(state)
+    return optimizer
+
+
+def _number(loss: Any) -> float:
+    return float(loss.detach() if isinstance(loss, Tensor) else loss)

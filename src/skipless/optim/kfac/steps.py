@@ -1,0 +1,114 @@
+"""From gradients and directions to velocities, which are what parameters change by."""
+
+# pyright: reportPrivateImportUsage=false
+# torch._foreach_* are what torch's own optimisers are made of, but have no public names.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .estimate import Estimate
+from .quadratic import Linearisation, best_coefficients, fisher_products, inner_products
+
+Values = Mapping[nn.Parameter, Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step is made of; velocities are changed in place."""
+
+    groups: Sequence[Mapping[str, Any]]
+    gradients: Values
+    directions: Values  # of those parameters that will move
+    velocities: Values
+
+    def set_by_rates(self, norm_constraint: float | None) -> None:
+        """Velocities by the learning rates and momenta of the groups."""
+        groups = [(g, [p for p in g["params"] if p in self.directions]) for g in self.groups]
+        length = torch.stack(
+            [
+                group["lr"] ** 2 * inner(self.gradients, {p: self.directions[p] for p in own})
+                for group, own in groups
+            ]
+        ).sum()
+        for group, own in groups:
+            if not own:
+                continue
+            steps = [self.directions[p] for p in own]
+            if norm_constraint is not None:
+                torch._foreach_mul_(steps, (norm_constraint / length).sqrt().clamp(max=1.0))
+            velocities = [self.velocities[p] for p in own]
+            torch._foreach_mul_(velocities, group["momentum"])
+            steps = [step.to(v.dtype) for step, v in zip(steps, velocities, strict=True)]
+            torch._foreach_add_(velocities, steps, alpha=-group["lr"])
+
+    def set_by_model(
+        self, linearisations: Sequence[Linearisation], damping: float
+    ) -> tuple[float, float, float]:
+        """Velocities by the quadratic model: learning rate, momentum, and promised change."""
+        everything = [p for group in self.groups for p in group["params"]]
+        plane = [
+            [_of(p, self.directions) for p in everything],
+            [_of(p, self.velocities) for p in everything],
+        ]
+        penalties = [group["l2"] for group in self.groups for _ in group["params"]]
+        penalised = [[c * t for c, t in zip(penalties, v, strict=True)] for v in plane]
+        curved = fisher_products(linearisations, plane) + inner_products(plane, penalised)
+        gradients = [_of(p, self.gradients) for p in everything]
+        slopes = inner_products(plane, [gradients])[:, 0]
+        best = best_coefficients(curved + damping * inner_products(plane, plane), slopes)
+        rate, momentum = -float(best[0]), float(best[1])
+        for p, direction in self.directions.items():
+            self.velocities[p].mul_(momentum).add_(direction.to(p.dtype), alpha=-rate)
+        return rate, momentum, float(0.5 * best @ curved @ best + slopes @ best)
+
+    def promised(self, estimate: Estimate) -> float:
+        """The change of the loss by the velocities, by the Kronecker-factored curvature."""
+        moved = {p: self.velocities[p].to(g.dtype) for p, g in self.gradients.items()}
+        total = inner(moved, self.gradients) + 0.5 * inner(moved, estimate.products(moved))
+        penalties = {p: group["l2"] for group in self.groups for p in group["params"]}
+        return float(total) + 0.5 * sum(
+            penalties[p] * float(v.square().sum()) for p, v in moved.items() if penalties[p]
+        )
+
+
+def full_gradients(groups: Sequence[Mapping[str, Any]]) -> dict[nn.Parameter, Tensor]:
+    """Gradients of the loss and of the penalty, in full precision."""
+    found: dict[nn.Parameter, Tensor] = {}
+    for group in groups:
+        own = [p for p in group["params"] if p.grad is not None]
+        grads = [p.grad for p in own]
+        if any(grad.is_sparse for grad in grads):
+            raise ValueError(
+                "K-FAC was given a sparse gradient. Use nn.Embedding(..., sparse=False)."
+            )
+        if group["l2"] and own:
+            grads = torch._foreach_add(grads, own, alpha=group["l2"])
+        found |= zip(own, grads, strict=True)
+    return {p: g.to(torch.promote_types(g.dtype, torch.float32)) for p, g in found.items()}
+
+
+def penalty(groups: Sequence[Mapping[str, Any]]) -> float:
+    """The L2 penalty on all weights."""
+    return 0.5 * sum(
+        group["l2"] * float(p.detach().square().sum())
+        for group in groups
+        if group["l2"]
+        for p in group["params"]
+    )
+
+
+def inner(left: Values, right: Values) -> Tensor:
+    """The inner product of what both have, on its device."""
+    products = [torch.sum(left[p] * r) for p, r in right.items() if p in left]
+    return torch.stack(products).sum() if products else torch.zeros(())
+
+
+def _of(parameter: nn.Parameter, values: Values) -> Tensor:
+    found = values.get(parameter)
+    return torch.zeros_like(parameter) if found is None else found
