@@ -38,7 +38,7 @@ def network(kind: str) -> nn.Module:
     """A convolutional network of 52 layers, of widths 16 to 64, or an MLP of 20 layers of 512."""
     torch.manual_seed(0)
     if kind == "convnet":
-        model = create_model("wide_resnet52", num_classes=10, width=0.5, shortcut_weight=0.0)
+        model = create_model("wide_resnet52", num_classes=10, width=1.0, shortcut_weight=0.0)
         return model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     layers: list[nn.Module] = []
     for _ in range(19):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 # The base of batch and instance normalisation, which has no public name.
 _Normalisation = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -19,6 +20,11 @@ def weights_and_others(model: nn.Module) -> dict[str, list[nn.Parameter]]:
         if isinstance(module, _Normalisation)
         for parameter in module.parameters(recurse=False)
     }
+    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        raise ValueError(
+            f"An optimiser was asked for, but {type(model).__name__} has lazy layers that are not "
+            "initialised. Call the model once before."
+        )
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ValueError(

@@ -168,7 +168,8 @@ class Axes(Bank):
         for gradient in gradients:
             turned = _times(self.left[place].mT @ gradient, self.right[place])
             total.addcmul_(turned, turned)
-        self.scales[place].lerp_(total.div_(losses), 1.0 / block.weight)
+        used = total.any().to(total.dtype)  # else it rests, as its factors do
+        self.scales[place].lerp_(total.div_(losses), used / block.weight)
 
     def apply(self, matrices: Mapping[Block, Tensor], damping: float) -> dict[Block, Tensor]:
         chosen = list(matrices)

@@ -41,11 +41,6 @@ class Blocks:
         """The blocks, in the order of the network."""
         return list(self.of_layer.values())
 
-    @property
-    def device(self) -> torch.device | None:
-        """Where the first of them is, if there is any."""
-        return self.all[0].outputs.device if self.of_layer else None
-
     def in_bins(self, bins: int) -> list[list[Block]]:
         """The blocks in so many parts that take about the same time to invert."""
         chosen = shares([_cost(block) for block in self.all], bins)
@@ -105,8 +100,8 @@ class Blocks:
             for block in self.all
         }
 
-    def load(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over what `state` told."""
+    def check(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raise an error if `state` is not one of these layers."""
         names = {block.layer.name for block in self.all}
         if names != set(state):
             odd = sorted(names ^ set(state))
@@ -126,6 +121,9 @@ class Blocks:
                         f"{block.layer.name}, of shape {tuple(tensor.shape)}, it has {found}. "
                         "Load it into the network, and with the settings, that it was saved with."
                     )
+
+    def load(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over what `state` told."""
         for block in self.all:
             own = state[block.layer.name]
             for name, tensor in self._tensors(block).items():

@@ -17,8 +17,10 @@ class Diagonal:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.weights = dict.fromkeys(parameters, 0.0)
-        self.means = {parameter: _zeros(parameter) for parameter in parameters}
+        self._given = set(parameters)
+        self.weights: dict[nn.Parameter, float] = {}
+        self.means: dict[nn.Parameter, Tensor] = {}
+        self.add(parameters)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -56,15 +58,23 @@ class Diagonal:
             names[p]: {"weight": self.weights[p], "mean": mean} for p, mean in self.means.items()
         }
 
+    def check(self, state: Mapping[str, Any], named: Mapping[str, nn.Parameter]) -> None:
+        """Raise an error if `state` is not one of these parameters."""
+        shapes = {name: tuple(own["mean"].shape) for name, own in state.items()}
+        known = {name: tuple(parameter.shape) for name, parameter in named.items()}
+        odd = [name for name in shapes if shapes[name] != known.get(name)]
+        odd += [name for name in known if named[name] in self._given and name not in shapes]
+        if odd:
+            found, own = shapes.get(odd[0], "nothing"), known.get(odd[0], "nothing")
+            raise ValueError(
+                f"A state of K-FAC was to be loaded that has {found} for the parameter {odd[0]}, "
+                f"where the network has {own}. Load it into the network that it was saved with."
+            )
+
     def load(self, state: Mapping[str, Any], named: Mapping[str, nn.Parameter]) -> None:
         """Take over what `state` told."""
-        missing = [name for name in state if name not in named]
-        if missing:
-            raise ValueError(
-                f"A state of K-FAC was to be loaded that has the parameter {missing[0]}, which the "
-                "network has not. Load it into the network that it was saved with."
-            )
-        self.add([p for name in state if (p := named[name]) not in self.means])
+        self.weights, self.means = {}, {}
+        self.add([named[name] for name in state])
         for name, own in state.items():
             self.weights[named[name]] = own["weight"]
             self.means[named[name]].copy_(own["mean"])

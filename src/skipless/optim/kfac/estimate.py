@@ -39,7 +39,7 @@ class _Taken:
 
     def finite(self) -> bool:
         """Whether every number is one."""
-        tensors = [*self.squares.values()]
+        tensors = [*self.squares.values(), *(g for own in self.gradients for g in own.values())]
         for sums in self.sums.values():
             tensors += [sums.inputs, sums.outputs]
         norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
@@ -69,10 +69,15 @@ class Estimate:
         names = {p: n for n, p in model.named_parameters() if p.requires_grad}
         self.names = names
         self.diagonal = Diagonal([p for p in names if p not in covered])
-        self._unseen = set(layers)
+        # In the order of the network, which is the same on all processes.
+        self._unseen = dict.fromkeys(layers)
         self._taken = _Taken()
         if self.diagonal.parameters:
             self._tell_diagonal(self.diagonal.parameters, "of kinds that it does not factor")
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.names)).device
 
     @property
     def has_taken(self) -> bool:
@@ -115,24 +120,35 @@ class Estimate:
         """The uses that led to `outputs`, with the scores that come back to what they gave."""
         edges = [use.output for use in uses]
         called = {use.layer for use in uses}
-        silent = [layer for layer in self._unseen if layer not in called]
-        leaves = [*self.diagonal.parameters, *(p for layer in silent for p in layer.parameters)]
+        silent = [layer for layer in self._layers_to_watch(uses) if layer not in called]
+        wanted = [*self.diagonal.parameters, *(p for layer in silent for p in layer.parameters)]
         if self.eigenbasis:
-            leaves += [p for layer in self.blocks.of_layer for p in layer.parameters]
-        wanted: Any = [*edges, *leaves]  # it takes both, though its annotations do not say so
-        back = torch.autograd.grad(
-            [outputs], wanted, [scores], retain_graph=True, allow_unused=True
-        )
+            wanted += [p for layer in self.blocks.of_layer for p in layer.parameters]
+        leaves = [p for p in wanted if p.requires_grad]  # some may have been frozen on the way
+        all_: Any = [*edges, *leaves]  # it takes both, though its annotations do not say so
+        back = torch.autograd.grad([outputs], all_, [scores], retain_graph=True, allow_unused=True)
         sampled = dict(zip(leaves, back[len(edges) :], strict=True))
-        self._leave_to_diagonal([layer for layer in silent if sampled[layer.weight] is not None])
+        read = [layer for layer in silent if _reached(layer, sampled)]
+        if not uses and (read or all(gradient is None for gradient in back)):
+            raise RuntimeError(
+                "K-FAC was asked for the curvature of outputs, but heard none of its layers in the "
+                "forward pass that gave them. Make the pass after the optimiser, with the model "
+                "that it was made for, not compiled, and call curvature() once for each pass."
+            )
+        self._leave_to_diagonal(read)
         self._add_squares(sampled)
         return [(use, g) for use, g in zip(uses, back, strict=False) if g is not None]
+
+    def _layers_to_watch(self, uses: list[Use]) -> list[Layer]:
+        """Those that may turn out to be used without being called."""
+        known = self._unseen if uses else self.blocks.of_layer
+        return [layer for layer in known if layer.weight not in self.diagonal.means]
 
     def _leave_to_diagonal(self, layers: Sequence[Layer]) -> None:
         """Give up on layers whose weights are used without calling them, as attention does."""
         found = [parameter for layer in layers for parameter in layer.parameters]
         for layer in layers:
-            self._unseen.discard(layer)
+            self._unseen.pop(layer, None)
         self.diagonal.add(found)
         if found:
             self._tell_diagonal(found, "of layers that are not called but read")
@@ -164,7 +180,7 @@ class Estimate:
                 old.inputs.add_(new.inputs)
                 old.outputs.add_(new.outputs)
                 old.rows += new.rows
-            self._unseen.discard(layer)
+            self._unseen.pop(layer, None)
         taken.losses += losses
         taken.parts += 1
 
@@ -172,7 +188,8 @@ class Estimate:
         """Let what was taken into the running means."""
         taken = self._taken
         self.forget()
-        if not taken.finite():
+        # All processes leave a batch out, or none: what they share has to stay the same.
+        if any(_anywhere([not taken.finite()], self._device)):
             self._tell(
                 "The curvature of a batch is not finite, and is left out. Look for outputs or "
                 "weights that are not, or lower the learning rate."
@@ -189,7 +206,7 @@ class Estimate:
     def refresh(self, blocks: Sequence[Block], damping: float) -> None:
         """Invert the factors of some layers anew, and of those that were never inverted."""
         unsolved = [b for b in self.blocks.all if not b.solved and b not in blocks]
-        known = _anywhere([block.weight > 0 for block in unsolved], self.blocks.device)
+        known = _anywhere([block.weight > 0 for block in unsolved], self._device)
         due = [*blocks, *(b for b, new in zip(unsolved, known, strict=True) if new)]
         if due:
             self.blocks.refresh(due, damping)
@@ -202,7 +219,7 @@ class Estimate:
         matrices = {
             block: layer.matrices(gradients)
             for layer, block in self.blocks.of_layer.items()
-            if block.solved and layer.weight in gradients
+            if block.solved and _some(layer, gradients)
         }
         for block, solved in self.blocks.apply(matrices, damping).items():
             parts = block.layer.parts(solved)
@@ -213,32 +230,48 @@ class Estimate:
         """The curvature, not damped, times vectors."""
         found = self.diagonal.products(vectors)
         for layer, block in self.blocks.of_layer.items():
-            if layer.weight in vectors:
+            if block.weight and _some(layer, vectors):
                 matrices = layer.matrices(vectors)
                 parts = layer.parts(block.product(matrices))
                 found |= dict(zip(layer.parameters, parts, strict=True))
-        return {parameter: found[parameter] for parameter in vectors}
+        return {parameter: found[parameter] for parameter in vectors if parameter in found}
 
     def state(self) -> dict[str, Any]:
         """Everything that is kept, in tensors and plain types."""
         return {"layers": self.blocks.state(), "others": self.diagonal.state(self.names)}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise an error if `state` is not one of this network."""
+        self.blocks.check(state["layers"])
+        self.diagonal.check(state["others"], {name: p for p, name in self.names.items()})
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` told."""
         self.blocks.load(state["layers"])
         self.diagonal.load(state["others"], {name: p for p, name in self.names.items()})
         self._unseen = {
-            layer
+            layer: None
             for layer, block in self.blocks.of_layer.items()
             if not block.weight and layer.weight not in self.diagonal.means
         }
 
     def _tell_diagonal(self, parameters: Sequence[nn.Parameter], which: str) -> None:
-        names = [self.names[parameter] for parameter in parameters]
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         self._tell(
-            f"K-FAC takes only the diagonal of the curvature for parameters {which}: {shown}."
+            f"K-FAC takes only the diagonal of the curvature for parameters {which}: "
+            f"{self._list(parameters)}."
         )
+
+    def tell_unknown(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Tell of parameters that have gradients, but no curvature."""
+        if parameters:
+            self._tell(
+                "K-FAC does not move parameters that had no part in outputs of which it was given "
+                f"the curvature: {self._list(parameters)}. Use checkpoint(use_reentrant=False)."
+            )
+
+    def _list(self, parameters: Sequence[nn.Parameter]) -> str:
+        names = [self.names[parameter] for parameter in parameters]
+        return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _input_sums(uses: Iterable[Use]) -> dict[Layer, _Sums]:
@@ -256,6 +289,14 @@ def _input_sums(uses: Iterable[Use]) -> dict[Layer, _Sums]:
     return sums
 
 
+def _some(layer: Layer, values: Mapping[nn.Parameter, Tensor]) -> bool:
+    return any(parameter in values for parameter in layer.parameters)
+
+
+def _reached(layer: Layer, gradients: Mapping[nn.Parameter, Tensor | None]) -> bool:
+    return any(gradients.get(parameter) is not None for parameter in layer.parameters)
+
+
 def _filled(gradient: Tensor | None, parameter: Tensor) -> Tensor:
     """A gradient in full precision, or zeros where there is none."""
     dtype = torch.promote_types(parameter.dtype, torch.float32)
@@ -264,7 +305,7 @@ def _filled(gradient: Tensor | None, parameter: Tensor) -> Tensor:
     return gradient.to(dtype, copy=True)
 
 
-def _anywhere(flags: Sequence[bool], device: torch.device | None) -> list[bool]:
+def _anywhere(flags: Sequence[bool], device: torch.device) -> list[bool]:
     """For each flag, whether it is set on any of the processes."""
     if world() == 1 or not flags:
         return list(flags)

@@ -65,8 +65,11 @@ def eigenbases(matrices: Tensor) -> tuple[Tensor, Tensor]:
 def _inverses(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Inverses by Cholesky's decomposition, and where it failed."""
     triangles, info = torch.linalg.cholesky_ex(matrices)
-    inverses = torch.cholesky_inverse(triangles)
-    return inverses, (info != 0) | ~inverses.isfinite().flatten(1).all(dim=1)
+    failed = info != 0
+    # One triangle that cannot be inverted would be an error for all of them.
+    one = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
+    inverses = torch.cholesky_inverse(torch.where(failed[:, None, None], one, triangles))
+    return inverses, failed | ~inverses.isfinite().flatten(1).all(dim=1)
 
 
 def _more_damped(matrix: Tensor, damping: Damping, tell: Callable[[str], None]) -> Tensor | None:

@@ -17,6 +17,9 @@ from .moments import Window, output_moments, patch_moments, row_moment
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
+_KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
+_FORWARDS = {kind.forward for kind in _KINDS}
+
 
 @dataclass(frozen=True, eq=False)
 class Layer:
@@ -77,16 +80,11 @@ class Layer:
 
     def matrices(self, values: Mapping[nn.Parameter, Tensor]) -> Tensor:
         """What there is for the weight and the bias, such as gradients: (groups, rows, columns)."""
-        weight = values[self.weight]
+        weight, *biases = (_given(values, parameter) for parameter in self.parameters)
         if self.diagonal:
             return weight.t().unsqueeze(0)
         matrix = weight.reshape(self.groups, self.shape[0], -1)
-        if self.bias is None:
-            return matrix
-        bias = values.get(self.bias)
-        if bias is None:
-            bias = weight.new_zeros(self.bias.shape)
-        return torch.cat([matrix, bias.reshape(self.groups, -1, 1)], dim=2)
+        return torch.cat([matrix, *(bias.reshape(self.groups, -1, 1) for bias in biases)], dim=2)
 
     def parts(self, matrices: Tensor) -> list[Tensor]:
         """The inverse of `matrices`: shaped like the weight, and the bias if there is one."""
@@ -138,6 +136,8 @@ def _weight_of(module: nn.Module) -> nn.Parameter | None:
     """The weight of a module of a kind that K-FAC covers, if it is a parameter of its own."""
     if not isinstance(module, nn.Linear | Convolution | nn.Embedding):
         return None
+    if type(module).forward not in _FORWARDS:  # what it multiplies by may not be its weight
+        return None
     if isinstance(module, nn.Embedding) and (module.sparse or module.scale_grad_by_freq):
         return None
     return module._parameters.get("weight")  # none where it is computed, as by weight_norm
@@ -167,6 +167,12 @@ def _counted(module: nn.Embedding, codes: Tensor) -> Tensor:
     if module.padding_idx is None:
         return torch.ones_like(codes, dtype=torch.bool)
     return codes != module.padding_idx
+
+
+def _given(values: Mapping[nn.Parameter, Tensor], parameter: nn.Parameter) -> Tensor:
+    """What there is for a parameter, or zeros, as for one that was frozen on the way."""
+    found = values.get(parameter)
+    return torch.zeros_like(parameter, dtype=_precise(parameter)) if found is None else found
 
 
 def _precise(tensor: Tensor) -> torch.dtype:

@@ -31,7 +31,8 @@ class Listener:
 
     def __init__(self, layers: dict[nn.Module, Layer]) -> None:
         self.listening = False
-        self._uses: list[Use] = []
+        self._uses: dict[Layer, list[Use]] = {}
+        self._versions: dict[Layer, int] = {}
         self._layers = weakref.WeakKeyDictionary(layers)
         own: weakref.ref[Listener] = weakref.ref(self)
         handles = [m.register_forward_hook(_Hook(own), with_kwargs=True) for m in layers]
@@ -39,14 +40,20 @@ class Listener:
 
     def taken(self) -> list[Use]:
         """What was heard; it is forgotten here."""
-        uses, self._uses = self._uses, []
-        return uses
+        uses, self._uses = self._uses, {}
+        return [use for own in uses.values() for use in own]
 
     def heard(self, module: nn.Module, inputs: Tensor, output: Tensor) -> None:
         """Note a use, if it is one to take curvature from."""
         layer = self._layers.get(module)
         if self.listening and layer is not None and output.requires_grad:
-            self._uses.append(Use(layer, inputs.detach(), get_gradient_edge(output)))
+            version = layer.weight._version
+            if self._versions.get(layer) != version:
+                # Others trained it since, and would pile up here what nobody asks for.
+                self._versions[layer] = version
+                self._uses[layer] = []
+            use = Use(layer, inputs.detach(), get_gradient_edge(output))
+            self._uses.setdefault(layer, []).append(use)
 
 
 class _Hook:

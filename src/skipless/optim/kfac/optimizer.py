@@ -16,7 +16,6 @@ for the norm constraint $\kappa$.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, overload
@@ -35,8 +34,7 @@ from .quadratic import Linearisation, adapted_damping
 from .scores import Fisher, Loss, terms
 from .steps import Step, full_gradients, inner, penalty
 from .timing import Timing
-
-_log = logging.getLogger("skipless.optim")
+from .told import ToldOnce
 
 # Like the settings in groups, these are what they were when a state was saved.
 _KEPT = ("steps", "damping", "norm_constraint", "curvature_ema", "damping_period")
@@ -120,7 +118,7 @@ class KFAC(Optimizer):
         self.curvature_ema, self.damping_period = curvature_ema, damping_period
         self.steps = 0
         self._timing = Timing(burn_in, curvature_period, inverse_period, spread_inverses)
-        self._told: set[str] = set()
+        self._tell = ToldOnce()
         self._estimate = Estimate(
             model, loss=loss, fisher=fisher, eigenbasis=eigenbasis, seed=seed, tell=self._tell
         )
@@ -143,12 +141,7 @@ class KFAC(Optimizer):
             return
         check_outputs(outputs, targets, divisor, self._estimate.loss, self._estimate.fisher)
         try:
-            if self._curvature_due:
-                self._estimate.take(outputs, targets, divisor, self.steps)
-            if self._model_due:
-                losses = divisor or terms(outputs, self._estimate.loss)
-                linear = Linearisation(outputs, self._parameters, self._estimate.loss, losses)
-                self._linearisations.append(linear)
+            self._measure(outputs, targets, divisor)
         except RuntimeError as error:
             if "second time" not in str(error):
                 raise
@@ -156,6 +149,16 @@ class KFAC(Optimizer):
                 "K-FAC was asked for the curvature of outputs whose graph is gone. Call "
                 "curvature() before backward()."
             ) from None
+
+    def _measure(self, outputs: Tensor, targets: Tensor | None, divisor: int | None) -> None:
+        # In full precision, also where the forward pass was not.
+        with torch.autocast(outputs.device.type, enabled=False):
+            if self._curvature_due:
+                self._estimate.take(outputs, targets, divisor, self.steps)
+            if self._model_due:
+                losses = divisor or terms(outputs, self._estimate.loss)
+                linear = Linearisation(outputs, self._parameters, self._estimate.loss, losses)
+                self._linearisations.append(linear)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -209,8 +212,9 @@ class KFAC(Optimizer):
                 "what KFAC.state_dict() gave."
             )
         own = state_dict["kfac"]
-        self._estimate.load(own)
+        self._estimate.check(own)
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "kfac"})
+        self._estimate.load(own)
         for name in _KEPT:
             setattr(self, name, own[name])
         self._timing = Timing(**own["timing"])
@@ -280,6 +284,8 @@ class KFAC(Optimizer):
         """Change the parameters, and, if it is time to, look at what that did to the loss."""
         gradients = full_gradients(self.param_groups)
         directions = self._estimate.directions(gradients, self._whole_damping)
+        if self._curvature_due:
+            self._estimate.tell_unknown([p for p in gradients if p not in directions])
         slope = inner(gradients, directions)
         if not bool(slope.isfinite()):
             self._tell(
@@ -298,7 +304,8 @@ class KFAC(Optimizer):
         else:
             step.set_by_rates(self.norm_constraint)
             promised = step.promised(self._estimate) if watched else 0.0
-        torch._foreach_add_(list(velocities), list(velocities.values()))
+        for parameter, velocity in velocities.items():
+            parameter.add_(velocity)
         if watched and self.damping_period and closure is not None:
             after = self._repeated(closure, chance) + penalty(self.param_groups)
             change = torch.tensor([after - before], dtype=torch.float64, device=slope.device)
@@ -319,11 +326,6 @@ class KFAC(Optimizer):
         finally:
             torch.set_rng_state(after)
             self._repeating = False
-
-    def _tell(self, message: str) -> None:
-        if message not in self._told:
-            self._told.add(message)
-            _log.warning(message)
 
 
 def _made_again(model: nn.Module, settings: dict[str, Any], state: dict[str, Any]) -> KFAC:

@@ -23,6 +23,8 @@ from .scores import Loss, times_hessian
 _DECAY = 0.9  # for each step
 _LEAST_DAMPING = 1e-8
 
+_PARALLEL = 1e-7  # what single precision leaves of the angle between parallel vectors
+
 
 class Linearisation:
     """What outputs do to first order when parameters change."""
@@ -35,10 +37,13 @@ class Linearisation:
         # Back-propagation is linear in the vector that it starts from, so that its own derivative
         # by that vector carries changes of parameters forward.
         self._probe = torch.zeros_like(self.outputs, requires_grad=True)
+        moving = [p for p in parameters if p.requires_grad]  # some may be frozen by now
         with torch.enable_grad():
-            self._back = torch.autograd.grad(
-                [outputs], parameters, [self._probe], create_graph=True, allow_unused=True
+            found = torch.autograd.grad(
+                [outputs], moving, [self._probe], create_graph=True, allow_unused=True
             )
+        back = dict(zip(moving, found, strict=True))
+        self._back = [back.get(parameter) for parameter in parameters]
 
     def push(self, vectors: Sequence[Tensor]) -> Tensor:
         """The change of the outputs for changes of the parameters."""
@@ -82,10 +87,15 @@ def inner_products(left: Sequence[Sequence[Tensor]], right: Sequence[Sequence[Te
 
 
 def best_coefficients(matrix: Tensor, slopes: Tensor) -> Tensor:
-    """Where the quadratic with that matrix and those slopes is least, in the plane or on a line."""
-    if matrix[1, 1] <= 0.0:  # there was no step before
-        return torch.stack([-slopes[0] / matrix[0, 0], torch.zeros_like(slopes[0])])
-    return -torch.linalg.solve(matrix, slopes)
+    """Where the quadratic with that matrix and those slopes is least, in the plane or on a line.
+
+    The plane is a line where there was no step before, or where it went along the gradient.
+    """
+    lengths = matrix.diagonal().clamp(min=0.0).sqrt()
+    scales = torch.where(lengths > 0.0, 1.0 / lengths, 0.0)
+    angles = scales[:, None] * matrix * scales
+    inverse = torch.linalg.pinv(angles, rtol=_PARALLEL, hermitian=True)
+    return -scales * (inverse @ (scales * slopes))
 
 
 def adapted_damping(damping: float, change: float, promised: float, steps: int) -> float:

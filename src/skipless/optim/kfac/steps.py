@@ -29,18 +29,17 @@ class Step:
 
     def set_by_rates(self, norm_constraint: float | None) -> None:
         """Velocities by the learning rates and momenta of the groups."""
-        groups = [(g, [p for p in g["params"] if p in self.directions]) for g in self.groups]
-        length = torch.stack(
-            [
-                group["lr"] ** 2 * inner(self.gradients, {p: self.directions[p] for p in own})
-                for group, own in groups
-            ]
-        ).sum()
+        found = [(g, [p for p in g["params"] if p in self.directions]) for g in self.groups]
+        groups = [(group, own) for group, own in found if own]
+        lengths = [
+            group["lr"] ** 2 * inner(self.gradients, {p: self.directions[p] for p in own})
+            for group, own in groups
+        ]
+        # Rounding can make a tiny length negative.
+        length = torch.stack(lengths).sum().clamp(min=0.0) if lengths else None
         for group, own in groups:
-            if not own:
-                continue
             steps = [self.directions[p] for p in own]
-            if norm_constraint is not None:
+            if norm_constraint is not None and length is not None:
                 torch._foreach_mul_(steps, (norm_constraint / length).sqrt().clamp(max=1.0))
             velocities = [self.velocities[p] for p in own]
             torch._foreach_mul_(velocities, group["momentum"])
