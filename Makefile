@@ -22,7 +22,7 @@ help:  ## list the targets
 demo: .venv/.train  ## train 50 layers without shortcuts beside a ResNet, in three minutes
 	$(BIN)/python -m skipless.experiments.demo out
 
-test: .venv/.dev  ## run every test and doctest, a file at a time on each core
+test: .venv/.dev .venv/.oracles  ## run every test and doctest, a file at a time on each core
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: .venv/.dev  ## format, lint and types
@@ -30,10 +30,11 @@ check: .venv/.dev  ## format, lint and types
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: .venv/.bench  ## time the solver, TReLU and the training loop, each beside its peer
+bench: .venv/.bench  ## time the solver, TReLU, the training loop and K-FAC, each beside its peer
 	$(BIN)/python benchmarks/solver.py
 	$(BIN)/python benchmarks/activation.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/kfac.py
 
 docs: .venv/.docs  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -46,6 +47,12 @@ clean:  ## remove everything that the other targets made
 .venv/.%: $(SETTINGS) | $(BIN)/python
 	@echo "Installing skipless[$*] into .venv"
 	@$(INSTALL) --editable '.[$*]'
+	@touch $@
+
+# Tests compare K-FAC with curvlinops. What it asks for would bring torchvision, which its K-FAC does
+# not need and which is of no use beside the CPU build of torch.
+.venv/.oracles: constraints.txt | .venv/.dev
+	@$(INSTALL) --no-deps curvlinops-for-pytorch einconv einops linear_operator
 	@touch $@
 
 $(BIN)/python:

@@ -5,18 +5,20 @@
 SGD makes a step after each one of K-FAC, so that whatever else the machine does slows both down
 alike. K-FAC's steps are of three kinds: plain ones, those that measure the curvature, and those
 that also invert the factors. Each kind is timed by itself, and a period is put together from their
-medians: that of 200 steps would take many minutes to run. The loops have two threads.
+medians: one of 200 steps would take many minutes to run. They are broken down into what plain steps
+take beyond SGD's (preconditioning and momentum), factors and inverses, in SGD's steps; below them
+are the calls themselves. The loops have two threads.
 """
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +30,9 @@ from skipless.models import create_model
 from skipless.optim import KFAC
 from skipless.report.tables import table
 
-ROUNDS = 9
+ROUNDS = 5
 PERIODS = ((1, 50), (10, 200))
+STRIDES = (1, 4)  # of the examples that enter the factors of inputs
 BATCHES = {"convnet": (128,), "mlp": (128, 512, 1024)}
 THREADS = 2
 
@@ -86,13 +89,15 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor
     optimizer.step()
 
 
-def measured(kind: str, size: int) -> Stopwatch:
+def measured(kind: str, size: int, stride: int) -> Stopwatch:
     """Seconds of steps of SGD and of the three kinds of K-FAC's."""
     batch, watch = data(kind, size), Stopwatch()
     plain, curved = network(kind), network(kind)
     sgd = torch.optim.SGD(plain.parameters(), 1e-6, momentum=0.9)
     # Periods of 4 and 2 go through the kinds: inverse, plain, curvature, plain.
-    kfac = KFAC(curved, lr=1e-6, burn_in=0, curvature_period=2, inverse_period=4)
+    kfac = KFAC(
+        curved, lr=1e-6, burn_in=0, curvature_period=2, inverse_period=4, input_stride=stride
+    )
     own = kfac._estimate
     own.take = watch.around("factors", own.take)
     own.update = watch.around("means", own.update)
@@ -109,9 +114,9 @@ def measured(kind: str, size: int) -> Stopwatch:
 
 
 def peak_memory(kind: str, size: int, name: str) -> float:
-    """Megabytes at the peak of a process that makes three steps, less those before the first."""
+    """Megabytes at the peak of a process that makes seven steps, less those before the first."""
     code = f"import kfac; kfac.report_peak({kind!r}, {size}, {name!r})"
-    here = __file__.rpartition("/")[0] or "."
+    here = Path(__file__).resolve().parent
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=here, check=True, capture_output=True, text=True
     )
@@ -121,29 +126,37 @@ def peak_memory(kind: str, size: int, name: str) -> float:
 def report_peak(kind: str, size: int, name: str) -> None:
     torch.set_num_threads(THREADS)
     model, batch = network(kind), data(kind, size)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     optimizer = KFAC(model, 1e-6) if name == "kfac" else torch.optim.SGD(model.parameters(), 1e-6)
+    Path("/proc/self/clear_refs").write_text("5")  # Linux forgets the peak so far
+    before = memory_of("VmRSS")
     for _ in range(7):
         step(model, optimizer, batch)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(memory_of("VmHWM") - before)
+
+
+def memory_of(what: str) -> float:
+    """Megabytes that Linux says that this process has, or had at its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) / 1024 for line in lines if line.startswith(what))
 
 
 def compared(kind: str, size: int) -> None:
-    watch = measured(kind, size)
-    sgd, plain = watch.median("sgd"), watch.median("plain")
-    curvature = watch.median("curvature") - plain
-    inverses = watch.median("inverse") - watch.median("curvature")
-    rows = []
-    for every, inverted in PERIODS:
-        parts = [sgd, plain - sgd, curvature / every, inverses / inverted]
-        total = [sum(parts) / sgd, *(part / sgd for part in parts[1:])]
-        rows.append([f"({every}, {inverted})", *(f"{part:.2f}" for part in total)])
-    head = ["periods", "over SGD", "precondition", "factors", "inverses"]
+    rows, inside, sgd = [], [], 0.0
+    for stride in STRIDES:
+        watch = measured(kind, size, stride)
+        sgd, plain = watch.median("sgd"), watch.median("plain")
+        curvature = watch.median("curvature") - plain
+        inverses = watch.median("inverse") - watch.median("curvature")
+        for every, inverted in PERIODS:
+            parts = [sgd, plain - sgd, curvature / every, inverses / inverted]
+            total = [sum(parts) / sgd, *(part / sgd for part in parts[1:])]
+            rows.append([f"({every}, {inverted})", str(stride), *(f"{part:.2f}" for part in total)])
+        calls = ("factors", "means", "inverses", "preconditioning")
+        inside.append(", ".join(f"{call} {1000 * watch.median(call):.0f} ms" for call in calls))
+    head = ["periods", "stride", "over SGD", "plain steps", "factors", "inverses"]
     memory = peak_memory(kind, size, "kfac") / peak_memory(kind, size, "sgd")
     print(f"{kind}, batches of {size}: SGD {1000 * sgd:.0f} ms a step, memory {memory:.2f} times\n")
-    print(table(head, rows), flush=True)
-    inside = ("factors", "means", "inverses", "preconditioning")
-    print(", ".join(f"{what} {1000 * watch.median(what):.1f} ms" for what in inside), "\n")
+    print(table(head, rows), *inside, sep="\n", end="\n\n", flush=True)
 
 
 def main() -> None:

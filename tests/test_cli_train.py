@@ -70,6 +70,16 @@ def test_a_dry_run_tells_what_would_be_done_and_does_not(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_counts_the_curvature_of_kfac(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["train", "--model", "mlp:14", "--width", "16", "--optimizer", "kfac", "--dry-run"]
+    assert main(options) == 0
+    # Momentum; factors and inverses of 65 and 16, 13 times of 17 and 16, and of 17 and 10.
+    weights = 65 * 16 + 13 * 17 * 16 + 17 * 10
+    factors = 65**2 + 16**2 + 13 * (17**2 + 16**2) + 17**2 + 10**2
+    expected = 4 * (weights + 2 * factors) / 2**20
+    assert re.search(rf"optimiser +{expected:.1f} MiB", capsys.readouterr().out)
+
+
 def wrong(*options: str) -> list[str]:
     return ["train", "--device", "cpu", *options]
 
@@ -97,6 +107,10 @@ def wrong(*options: str) -> list[str]:
         (wrong("--seed", "4294967296"), "seed = 4294967296"),
         (wrong("--warmup", "nan"), "warmup = nan"),
         (wrong("--activation", "prelu", "--method", "tat"), "its slopes are trained"),
+        (wrong("--optimizer", "kfac", "--kfac-curvature-period", "0"), "curvature_period = 0"),
+        (wrong("--optimizer", "kfac", "--kfac-damping", "-1"), "damping = -1"),
+        (wrong("--optimizer", "kfac", "--compile"), "compile was asked for with KFAC"),
+        (wrong("--kfac-damping", "0.1"), "--kfac-damping was given, but the optimizer is sgd"),
         (["models", "vgg*"], "vgg*"),
         (["data", "mnist"], "mnist"),
     ],

@@ -64,9 +64,15 @@ def lines(folder: Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
-def test_a_run_killed_at_random_points_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
+KFAC = "--optimizer kfac --kfac-burn-in 3 --kfac-curvature-period 2 --kfac-inverse-period 7"
+
+
+@pytest.mark.parametrize("optimizer", ["--optimizer adamw", KFAC])
+def test_a_run_killed_at_random_points_ends_as_one_that_was_left_alone(
+    tmp_path: Path, optimizer: str
+) -> None:
     options = ["--steps", "150", "--log-every", "1", "--checkpoint-every", "9", "--norm", "batch"]
-    options += ["--dropout", "0.3", "--average", "0.9", "--optimizer", "adamw"]
+    options += ["--dropout", "0.3", "--average", "0.9", *optimizer.split()]
     undisturbed = started(tmp_path / "whole", *options)
     chance = random.Random(7)
     folder = tmp_path / "killed"
@@ -129,6 +135,18 @@ def test_two_processes_that_were_stopped_on_the_way_have_the_losses_of_one(tmp_p
         assert two.series(kind, name) == (steps, pytest.approx(values, rel=2e-4))
     # Not the same numbers because one process did it all: each had half of every batch.
     assert one.series("train", "loss")[1] != two.series("train", "loss")[1]
+
+
+def test_two_processes_with_kfac_have_the_losses_of_one(tmp_path: Path) -> None:
+    options = ["--steps", "40", "--log-every", "1", "--data", "synthetic:3x6x6", *KFAC.split()]
+    options += ["--lr", "0.003", "--accumulate", "2", "--checkpoint-every", "10"]
+    alone = started(tmp_path / "one", *options)
+    finished(torchrun(tmp_path / "two", *options))
+    finished(alone)
+    one, two = (Record.read(tmp_path / name).series("train", "loss") for name in ("one", "two"))
+    assert two == (one[0], pytest.approx(one[1], rel=2e-4))
+    assert one[1] != two[1]
+    assert one[1][-1] < 0.95 * one[1][0]  # it trains: 37 steps with a small rate
 
 
 def test_two_processes_evaluate_the_network_that_they_save(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ class Configuration:
     kfac_fisher: Literal["sampled", "exact", "empirical"] = _told(
         "sampled", "K-FAC: labels drawn from the network, all of them, or the data's own."
     )
+    kfac_input_stride: int = _told(1, "K-FAC: every n-th example enters the factors of inputs.")
     kfac_spread_inverses: bool = _told(False, "K-FAC: invert a part of the factors in each step.")
     kfac_eigenbasis: bool = _told(False, "K-FAC: measure curvature along axes of factors (EKFAC).")
     schedule: ScheduleName = _told(  # noqa: RUF009 - a field

@@ -27,7 +27,7 @@ from skipless.train.provenance import provenance
 from skipless.train.settings import Settings
 
 from .configuration import Configuration
-from .methods import method_of
+from .methods import flag, method_of
 
 _MOST_WORKERS = 16  # more than decode images as fast as a GPU takes them
 
@@ -85,6 +85,13 @@ def assembled(configuration: Configuration, process: Process) -> Assembly:
 
 def _kfac_settings(given: Configuration) -> KFACSettings:
     named = [own.name for own in fields(KFACSettings) if own.name != "seed"]
+    usual = Configuration()
+    for name in (f"kfac_{name}" for name in named):
+        if given.optimizer != "kfac" and getattr(given, name) != getattr(usual, name):
+            raise ValueError(
+                f"{flag(name)} was given, but the optimizer is {given.optimizer}. Leave it out, or "
+                "take --optimizer kfac."
+            )
     same: dict[str, Any] = {name: getattr(given, f"kfac_{name}") for name in named}
     return KFACSettings(**same, seed=given.seed)
 

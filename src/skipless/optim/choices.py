@@ -47,6 +47,7 @@ class KFACSettings:
     inverse_period: int = 50
     burn_in: int = 5
     fisher: Fisher = "sampled"
+    input_stride: int = 1
     spread_inverses: bool = False
     eigenbasis: bool = False
     seed: int = 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .inverse import Damping, damped_inverses, eigenbases, factored_damping
 from .layers import Layer
@@ -84,8 +84,25 @@ class Bank(ABC):
         """Take notice that the layer's tasks are done."""
 
     @abstractmethod
-    def apply(self, matrices: Mapping[Block, Tensor], damping: float) -> dict[Block, Tensor]:
-        """Inverse curvature times matrices, (groups, rows, columns), of the layers given."""
+    def solved(self, blocks: Sequence[Block], matrices: Tensor, damping: float) -> Tensor:
+        """Inverse curvature times matrices of the layers given, all stacked in their order."""
+
+    def apply(
+        self, blocks: Sequence[Block], values: Mapping[nn.Parameter, Tensor], damping: float
+    ) -> dict[nn.Parameter, Tensor]:
+        """Inverse curvature times values, such as gradients, of the layers given."""
+        sizes = [block.layer.groups for block in blocks]
+        stacked = self.left.new_empty(sum(sizes), *blocks[0].layer.shape)
+        for block, room in zip(blocks, stacked.split(sizes), strict=True):
+            block.layer.matrices(values, out=room)
+        pieces = self.solved(blocks, stacked, damping).split(sizes)
+        return {
+            parameter: part
+            for block, piece in zip(blocks, pieces, strict=True)
+            for parameter, part in zip(
+                block.layer.parameters, block.layer.parts(piece), strict=True
+            )
+        }
 
     def _room(self, shape: Sequence[int]) -> Tensor:
         n = sum(block.layer.groups for block in self.blocks)
@@ -119,11 +136,9 @@ class Inverses(Bank):
     def finish(self, block: Block) -> None:
         block.solved = True
 
-    def apply(self, matrices: Mapping[Block, Tensor], damping: float) -> dict[Block, Tensor]:
-        chosen = list(matrices)
-        stacked = torch.cat(list(matrices.values()))
-        left, right = (self._stacked(chosen, tensor) for tensor in (self.left, self.right))
-        return _unstacked(chosen, _times(left @ stacked, right))
+    def solved(self, blocks: Sequence[Block], matrices: Tensor, damping: float) -> Tensor:
+        left, right = (self._stacked(blocks, tensor) for tensor in (self.left, self.right))
+        return _times(left @ matrices, right)
 
 
 class Axes(Bank):
@@ -171,14 +186,12 @@ class Axes(Bank):
         used = total.any().to(total.dtype)  # else it rests, as its factors do
         self.scales[place].lerp_(total.div_(losses), used / block.weight)
 
-    def apply(self, matrices: Mapping[Block, Tensor], damping: float) -> dict[Block, Tensor]:
-        chosen = list(matrices)
-        stacked = torch.cat(list(matrices.values()))
+    def solved(self, blocks: Sequence[Block], matrices: Tensor, damping: float) -> Tensor:
         left, right, scales = (
-            self._stacked(chosen, tensor) for tensor in (self.left, self.right, self.scales)
+            self._stacked(blocks, tensor) for tensor in (self.left, self.right, self.scales)
         )
-        turned = _times(left.mT @ stacked, right) / (scales + damping)
-        return _unstacked(chosen, _times(left @ turned, right if right.ndim == 2 else right.mT))
+        turned = _times(left.mT @ matrices, right) / (scales + damping)
+        return _times(left @ turned, right if right.ndim == 2 else right.mT)
 
 
 def carry_out(tasks: Sequence[Task], tell: Callable[[str], None]) -> None:
@@ -207,8 +220,3 @@ def carry_out(tasks: Sequence[Task], tell: Callable[[str], None]) -> None:
 def _times(matrices: Tensor, right: Tensor) -> Tensor:
     """Products with matrices, or with diagonal ones that are held as vectors."""
     return matrices * right.unsqueeze(1) if right.ndim == 2 else matrices @ right
-
-
-def _unstacked(blocks: Sequence[Block], stacked: Tensor) -> dict[Block, Tensor]:
-    pieces = stacked.split([block.layer.groups for block in blocks])
-    return dict(zip(blocks, pieces, strict=True))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .banks import Axes, Bank, Block, Inverses, carry_out
 from .layers import Layer
@@ -74,13 +74,24 @@ class Blocks:
             block.weight = mean
         average_([factor for block in blocks for factor in _factors(block)])
 
-    def apply(self, matrices: Mapping[Block, Tensor], damping: float) -> dict[Block, Tensor]:
-        """Inverse curvature times matrices, of the layers given."""
-        found: dict[Block, Tensor] = {}
+    def apply(
+        self, values: Mapping[nn.Parameter, Tensor], damping: float
+    ) -> dict[nn.Parameter, Tensor]:
+        """Inverse curvature times values, such as gradients, of the layers that have any."""
+        found: dict[nn.Parameter, Tensor] = {}
         for bank in self.banks:
-            own = {block: matrices[block] for block in bank.blocks if block in matrices}
+            own = [block for block in bank.blocks if block.solved and _some(block, values)]
             if own:
-                found |= bank.apply(own, damping)
+                found |= bank.apply(own, values, damping)
+        return found
+
+    def products(self, values: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
+        """The curvature, not damped, times values of the layers that have any."""
+        found: dict[nn.Parameter, Tensor] = {}
+        for layer, block in self.of_layer.items():
+            if block.weight and _some(block, values):
+                parts = layer.parts(block.product(layer.matrices(values)))
+                found |= dict(zip(layer.parameters, parts, strict=True))
         return found
 
     def measure_scales(self, gradients: Sequence[Mapping[Block, Tensor]], losses: int) -> None:
@@ -133,6 +144,10 @@ class Blocks:
     def _tensors(self, block: Block) -> dict[str, Tensor]:
         own = {"inputs": block.inputs, "outputs": block.outputs}
         return own | self._bank_of[block].tensors(block)
+
+
+def _some(block: Block, values: Mapping[nn.Parameter, Tensor]) -> bool:
+    return any(parameter in values for parameter in block.layer.parameters)
 
 
 def _factors(block: Block) -> tuple[Tensor, Tensor]:

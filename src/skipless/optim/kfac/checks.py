@@ -29,6 +29,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         ("curvature_period", 1),
         ("inverse_period", 1),
         ("damping_period", 1),
+        ("input_stride", 1),
         ("burn_in", 0),
     ):
         value = settings[name]

@@ -24,7 +24,16 @@ class _Sums:
 
     inputs: Tensor
     rows: int
-    outputs: Tensor
+    outputs: Tensor | None = None
+
+    def add_outputs(self, moments: Tensor) -> None:
+        self.outputs = moments if self.outputs is None else self.outputs.add_(moments)
+
+    @property
+    def both(self) -> tuple[Tensor, Tensor]:
+        """Of inputs and outputs, once both are there."""
+        assert self.outputs is not None
+        return self.inputs, self.outputs
 
 
 @dataclass
@@ -38,12 +47,13 @@ class _Taken:
     parts: int = 0
 
     def finite(self) -> bool:
-        """Whether every number is one."""
+        """Whether every number is one: of second moments, the diagonals tell of all the others."""
         tensors = [*self.squares.values(), *(g for own in self.gradients for g in own.values())]
         for sums in self.sums.values():
-            tensors += [sums.inputs, sums.outputs]
-        norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
-        return not norms or bool(torch.stack([n.to(norms[0]) for n in norms]).isfinite().all())
+            for moments in sums.both:
+                tensors.append(moments if moments.ndim == 2 else moments.diagonal(dim1=1, dim2=2))
+        totals = [tensor.sum() for tensor in tensors]
+        return not totals or bool(torch.stack([t.to(totals[0]) for t in totals]).isfinite().all())
 
 
 class Estimate:
@@ -56,12 +66,14 @@ class Estimate:
         loss: Loss,
         fisher: Fisher,
         eigenbasis: bool,
+        input_stride: int,
         seed: int,
         tell: Callable[[str], None],
     ) -> None:
         self.loss: Loss = loss
         self.fisher: Fisher = fisher
-        self.eigenbasis, self.seed, self._tell = eigenbasis, seed, tell
+        self.eigenbasis, self.input_stride = eigenbasis, input_stride
+        self.seed, self._tell = seed, tell
         layers, by_module = find_layers(model)
         self.listener = Listener(by_module)
         self.blocks = Blocks(layers, eigenbasis=eigenbasis, tell=tell)
@@ -99,9 +111,9 @@ class Estimate:
         for scores in self._scores(wide, targets, chance):
             reached = self._carry_back(outputs, scores.to(outputs.dtype), uses)
             if not sums:
-                sums = _input_sums(use for use, _ in reached)
+                sums = _input_sums((use for use, _ in reached), self.input_stride)
             for use, back in reached:
-                sums[use.layer].outputs.add_(use.layer.output_moments(use.inputs, back))
+                sums[use.layer].add_outputs(use.layer.output_moments(use.inputs, back))
         self._add(sums, losses or terms(outputs, self.loss))
 
     def _scores(self, outputs: Tensor, targets: Tensor | None, chance: Chance) -> Iterator[Tensor]:
@@ -178,7 +190,7 @@ class Estimate:
                 taken.sums[layer] = new
             else:
                 old.inputs.add_(new.inputs)
-                old.outputs.add_(new.outputs)
+                old.add_outputs(new.both[1])
                 old.rows += new.rows
             self._unseen.pop(layer, None)
         taken.losses += losses
@@ -197,8 +209,9 @@ class Estimate:
             return
         for layer, sums in taken.sums.items():
             if sums.rows:
-                inputs, outputs = sums.inputs.div_(sums.rows), sums.outputs.div_(taken.losses)
-                self.blocks.of_layer[layer].update(inputs, outputs, ema)
+                inputs, outputs = sums.both
+                block = self.blocks.of_layer[layer]
+                block.update(inputs.div_(sums.rows), outputs.div_(taken.losses), ema)
         everyones = taken.losses * world()
         self.diagonal.update(taken.squares, everyones, ema)
         self.blocks.measure_scales(taken.gradients, everyones)
@@ -215,25 +228,12 @@ class Estimate:
         self, gradients: Mapping[nn.Parameter, Tensor], damping: float
     ) -> dict[nn.Parameter, Tensor]:
         """Inverse curvature times gradients, for parameters whose curvature is known."""
-        found = self.diagonal.apply(gradients, damping)
-        matrices = {
-            block: layer.matrices(gradients)
-            for layer, block in self.blocks.of_layer.items()
-            if block.solved and _some(layer, gradients)
-        }
-        for block, solved in self.blocks.apply(matrices, damping).items():
-            parts = block.layer.parts(solved)
-            found |= dict(zip(block.layer.parameters, parts, strict=True))
+        found = self.diagonal.apply(gradients, damping) | self.blocks.apply(gradients, damping)
         return {parameter: found[parameter] for parameter in gradients if parameter in found}
 
     def products(self, vectors: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
         """The curvature, not damped, times vectors."""
-        found = self.diagonal.products(vectors)
-        for layer, block in self.blocks.of_layer.items():
-            if block.weight and _some(layer, vectors):
-                matrices = layer.matrices(vectors)
-                parts = layer.parts(block.product(matrices))
-                found |= dict(zip(layer.parameters, parts, strict=True))
+        found = self.diagonal.products(vectors) | self.blocks.products(vectors)
         return {parameter: found[parameter] for parameter in vectors if parameter in found}
 
     def state(self) -> dict[str, Any]:
@@ -274,23 +274,18 @@ class Estimate:
         return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _input_sums(uses: Iterable[Use]) -> dict[Layer, _Sums]:
-    """Second moments of what entered the layers."""
+def _input_sums(uses: Iterable[Use], stride: int) -> dict[Layer, _Sums]:
+    """Second moments of what entered the layers, of each `stride`th example."""
     sums: dict[Layer, _Sums] = {}
     for use in uses:
-        moments, rows = use.layer.input_moments(use.inputs)
+        moments, rows = use.layer.input_moments(use.inputs, stride)
         layer = use.layer
         if (own := sums.get(layer)) is None:
-            outputs = moments.new_zeros(layer.groups, layer.shape[0], layer.shape[0])
-            sums[layer] = _Sums(moments, rows, outputs)
+            sums[layer] = _Sums(moments, rows)
         else:
             own.inputs.add_(moments)
             own.rows += rows
     return sums
-
-
-def _some(layer: Layer, values: Mapping[nn.Parameter, Tensor]) -> bool:
-    return any(parameter in values for parameter in layer.parameters)
 
 
 def _reached(layer: Layer, gradients: Mapping[nn.Parameter, Tensor | None]) -> bool:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .moments import Window, output_moments, patch_moments, row_moment
+from .moments import output_moments, patch_moments, row_moment
+from .windows import Window
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -54,18 +55,28 @@ class Layer:
         return outputs, self.weight[0].numel() + (self.bias is not None)
 
     @torch.no_grad()
-    def input_moments(self, inputs: Tensor) -> tuple[Tensor, int]:
-        """Second moments of the rows, summed, (groups, columns, columns), and their number."""
+    def input_moments(self, inputs: Tensor, stride: int = 1) -> tuple[Tensor, int]:
+        """Second moments of the rows, summed, (groups, columns, columns), and their number.
+
+        Of a batch, each `stride`th example is taken.
+        """
         module, homogeneous = self.module, self.bias is not None
+        if stride > 1 and self._batched(inputs):
+            inputs = inputs[::stride]
         if isinstance(module, nn.Embedding):
             codes = inputs[_counted(module, inputs)]
             counts = torch.bincount(codes, minlength=module.num_embeddings)
             return counts.to(_precise(self.weight)).unsqueeze(0), codes.numel()
         if isinstance(module, Convolution):
-            batch = inputs if inputs.ndim == self.weight.ndim else inputs.unsqueeze(0)
+            batch = inputs if self._batched(inputs) else inputs.unsqueeze(0)
             return patch_moments(batch, Window.of(module), homogeneous)
         rows = inputs.reshape(-1, inputs.shape[-1])
         return row_moment(rows, homogeneous).unsqueeze(0), len(rows)
+
+    def _batched(self, inputs: Tensor) -> bool:
+        if isinstance(self.module, Convolution):
+            return inputs.ndim == self.weight.ndim
+        return inputs.ndim > isinstance(self.module, nn.Linear)
 
     @torch.no_grad()
     def output_moments(self, inputs: Tensor, scores: Tensor) -> Tensor:
@@ -78,13 +89,18 @@ class Layer:
             return output_moments(batch, self.groups)
         return row_moment(scores.reshape(-1, scores.shape[-1]), False).unsqueeze(0)
 
-    def matrices(self, values: Mapping[nn.Parameter, Tensor]) -> Tensor:
+    def matrices(self, values: Mapping[nn.Parameter, Tensor], out: Tensor | None = None) -> Tensor:
         """What there is for the weight and the bias, such as gradients: (groups, rows, columns)."""
         weight, *biases = (_given(values, parameter) for parameter in self.parameters)
+        if out is None:
+            out = torch.empty((self.groups, *self.shape), dtype=weight.dtype, device=weight.device)
         if self.diagonal:
-            return weight.t().unsqueeze(0)
-        matrix = weight.reshape(self.groups, self.shape[0], -1)
-        return torch.cat([matrix, *(bias.reshape(self.groups, -1, 1) for bias in biases)], dim=2)
+            return out.copy_(weight.t().unsqueeze(0))
+        of_weight = out[..., :-1] if biases else out
+        of_weight.unflatten(2, weight.shape[1:]).copy_(weight.unflatten(0, (self.groups, -1)))
+        for bias in biases:
+            out[..., -1] = bias.view(self.groups, -1)
+        return out
 
     def parts(self, matrices: Tensor) -> list[Tensor]:
         """The inverse of `matrices`: shaped like the weight, and the bias if there is one."""

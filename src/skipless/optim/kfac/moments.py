@@ -22,59 +22,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, wraps
+from dataclasses import replace
+from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from .windows import Box, Window, axes, planned
 
 P = ParamSpec("P")
 R = TypeVar("R")
 CHUNK_BYTES = 32 * 2**20
 MOST_PRODUCTS = 512  # beyond, as in patches of 16x16 side by side, calls cost more than they save
 WIDE = 128  # a product of this many columns or more keeps the cores busy on its own
-
-
-@dataclass(frozen=True)
-class Window:
-    """How a convolution reads its input, with one entry for each spatial dimension."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]  # before, after
-    dilation: tuple[int, ...]
-    groups: int = 1
-    padding_mode: str = "zeros"
-
-    @classmethod
-    def of(cls, conv: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Window:
-        """The window of `conv`; padding that keeps an even kernel's size has one more after.
-
-        >>> Window.of(nn.Conv1d(1, 1, 4, padding="same")).padding
-        ((1, 2),)
-        """
-        extents = [d * (k - 1) for k, d in zip(conv.kernel_size, conv.dilation, strict=True)]
-        match conv.padding:
-            case "same":
-                padding = tuple((extent // 2, extent - extent // 2) for extent in extents)
-            case "valid":
-                padding = tuple((0, 0) for _ in extents)
-            case sizes:
-                padding = tuple((int(size), int(size)) for size in sizes)
-        return cls(
-            conv.kernel_size, conv.stride, padding, conv.dilation, conv.groups, conv.padding_mode
-        )
-
-    def positions(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The spatial sizes of the output where `sizes` are those of the input."""
-        return tuple(
-            (size + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1
-            for size, kernel, stride, padding, dilation in zip(
-                sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True
-            )
-        )
 
 
 def _in_full_precision(function: Callable[Concatenate[Tensor, P], R]):
@@ -96,10 +58,12 @@ def row_moment(rows: Tensor, homogeneous: bool) -> Tensor:
     tensor([[13.,  5.],
             [ 5.,  2.]])
     """
-    moments = _no_moments(rows, 1, rows.shape[1], homogeneous)
-    moment = moments[0, : rows.shape[1], : rows.shape[1]]
-    for part in _parts(rows, rows.shape[1]):
-        moment += _gram(part.to(moments.dtype))
+    width = rows.shape[1]
+    moments = _no_moments(rows, 1, width, homogeneous)
+    first, *others = _parts(rows, width)
+    _gram(first.to(moments.dtype), out=moments[0, :width, :width])
+    for part in others:
+        moments[0, :width, :width] += _gram(part.to(moments.dtype))
     if homogeneous:
         _set_bias_(moments, rows.sum(0, dtype=moments.dtype), len(rows))
     return moments[0]
@@ -139,7 +103,7 @@ def patch_moments(inputs: Tensor, window: Window, homogeneous: bool) -> tuple[Te
     moment = moments[:, :width, :width]
     if math.prod(window.kernel) == 1 and not any(map(sum, window.padding)):
         moment += output_moments(_phase(inputs, window.stride, (0,) * len(sizes)), window.groups)
-    elif math.prod(map(len, _axes(window, sizes))) // 2 <= MOST_PRODUCTS:  # // 2: by symmetry
+    elif math.prod(map(len, axes(window, sizes))) // 2 <= MOST_PRODUCTS:  # // 2: by symmetry
         _add_shared_products_(moment, inputs, window)
     else:
         _add_patches_(moment, inputs, window)
@@ -165,14 +129,14 @@ def _parts(values: Tensor, entries: int) -> Iterable[Tensor]:
     return values.split(max(1, CHUNK_BYTES // (entries * size)))
 
 
-def _gram(rows: Tensor) -> Tensor:
+def _gram(rows: Tensor, out: Tensor | None = None) -> Tensor:
     """`rows.mT @ rows`, exactly symmetric; where wide, 5/8 of it is multiplied and 3/8 mirrored."""
     width = rows.shape[1]
     step = width if width < 2 * WIDE else -(-width // 4)
-    gram = rows.new_empty(width, width)
+    gram = rows.new_empty(width, width) if out is None else out
     for i in range(0, width, step):
         here = slice(i, i + step)
-        gram[here, : i + step] = rows[:, here].mT @ rows[:, : i + step]
+        torch.mm(rows[:, here].mT, rows[:, : i + step], out=gram[here, : i + step])
         gram[:i, here] = gram[here, :i].mT
         gram[here, here] = _symmetric(gram[here, here])
     return gram
@@ -226,74 +190,31 @@ def _add_patches_(moment: Tensor, inputs: Tensor, window: Window) -> None:
     moment.copy_(_symmetric(moment))
 
 
-@dataclass(frozen=True)
-class _Stretch:
-    """Pixels of a phase, along one dimension, and as many of another phase, `lag` further on.
-
-    They meet in the products of each tap in `taps` with the tap that is `apart` further on.
-    """
-
-    phases: tuple[int, int]
-    start: int
-    stop: int
-    lag: int
-    taps: tuple[int, ...]
-    apart: int
-
-    def of(self, side: int) -> slice:
-        """The pixels of the first (`side` 0) or second (1) phase."""
-        return slice(self.start + side * self.lag, self.stop + side * self.lag)
-
-
-@lru_cache(maxsize=4096)
-def _stretches(
-    kernel: int, stride: int, padding: tuple[int, int], dilation: int, size: int
-) -> tuple[_Stretch, ...]:
-    """All that pairs of taps sum over along one dimension, each piece once for all who share it."""
-    (positions,) = Window((kernel,), (stride,), (padding,), (dilation,)).positions((size,))
-    reads = [divmod(tap * dilation - padding[0], stride) for tap in range(kernel)]
-    lengths = [len(range(phase, size, stride)) for phase in range(stride)]
-    spans: dict[tuple[int, int, int, int], dict[int, tuple[int, int]]] = {}
-    for tap, other in itertools.product(range(kernel), repeat=2):
-        (shift, phase), (other_shift, other_phase) = reads[tap], reads[other]
-        lag = other_shift - shift
-        start = max(shift, 0, -lag)
-        stop = min(shift + positions, lengths[phase], lengths[other_phase] - lag)
-        if start < stop:
-            spans.setdefault((phase, other_phase, lag, other - tap), {})[tap] = (start, stop)
-    return tuple(
-        _Stretch((phase, other_phase), start, stop, lag, taps, apart)
-        for (phase, other_phase, lag, apart), ends in spans.items()
-        for start, stop in itertools.pairwise(sorted(set(itertools.chain(*ends.values()))))
-        if (taps := tuple(tap for tap, (a, b) in ends.items() if a <= start and stop <= b))
-    )
-
-
-def _axes(window: Window, sizes: Sequence[int]) -> list[tuple[_Stretch, ...]]:
-    settings = (window.kernel, window.stride, window.padding, window.dilation, sizes)
-    return [_stretches(*axis) for axis in zip(*settings, strict=True)]
-
-
 def _add_shared_products_(moment: Tensor, inputs: Tensor, window: Window) -> None:
     """Add the products of patches from those of pixels, each of which many pairs of taps share."""
-    none = (0,) * len(window.kernel)
-    boxes = [
-        box
-        for box in itertools.product(*_axes(window, inputs.shape[2:]))
-        if tuple(stretch.apart for stretch in box) >= none
-    ]
-    sides = [[tuple(s.phases[side] for s in box) for side in (0, 1)] for box in boxes]
+    plan = planned(window, tuple(inputs.shape[2:]))
     channels = inputs.shape[1] // window.groups
-    totals = moment.new_zeros(len(boxes), window.groups, channels, channels)
+    totals = moment.new_zeros(len(plan.boxes), window.groups, channels, channels)
     for part in _parts(inputs, inputs[0].numel()):
-        part = part.to(moment.dtype)
-        phases = {
-            phase: _by_position(_phase(part, window.stride, phase), window.groups)
-            for phase in set(itertools.chain(*sides))
-        }
-        for total, box, (left, right) in zip(totals, boxes, sides, strict=True):
-            _add_product_(total, _pixels(phases[left], box, 0), _pixels(phases[right], box, 1))
-    _add_blocks_(moment, _tap_pairs(totals, boxes, window.kernel), math.prod(window.kernel))
+        _add_products_(totals, part.to(moment.dtype), window, plan.boxes)
+    shares = plan.shares.to(totals)
+    blocks = (shares @ totals.flatten(1)).view(-1, window.groups, channels, channels)
+    blocks = torch.cat([blocks, blocks.mT])[plan.places.to(blocks.device)]
+    taps = math.prod(window.kernel)
+    by_taps = moment.unflatten(2, (channels, taps)).unflatten(1, (channels, taps))
+    by_taps += blocks.view(taps, taps, window.groups, channels, channels).permute(2, 3, 0, 4, 1)
+    moment.copy_(_symmetric(moment))
+
+
+def _add_products_(totals: Tensor, inputs: Tensor, window: Window, boxes: Sequence[Box]) -> None:
+    """Add products over boxes, as matrix products of views of one copy of the inputs."""
+    phases = {
+        phase: _by_position(_phase(inputs, window.stride, phase), window.groups)
+        for phase in {box.phase(side) for box in boxes for side in (0, 1)}
+    }
+    for total, box in zip(totals, boxes, strict=True):
+        left, right = (_pixels(phases[box.phase(side)], box.of(side)) for side in (0, 1))
+        _add_product_(total, left, right)
 
 
 def _by_position(inputs: Tensor, groups: int) -> Tensor:
@@ -305,9 +226,9 @@ def _by_position(inputs: Tensor, groups: int) -> Tensor:
     return channels_last.unflatten(-1, (groups, -1)).movedim((0, -3, -2), (-2, -3, -4)).contiguous()
 
 
-def _pixels(values: Tensor, box: tuple[_Stretch, ...], side: int) -> Tensor:
-    """The pixels of one side of `box` as (... · groups, W · N, C / groups), a view but in 3-D."""
-    *others, last = (stretch.of(side) for stretch in box)
+def _pixels(values: Tensor, slices: Sequence[slice]) -> Tensor:
+    """The pixels of a box as (... · groups, W · N, C / groups), a view but in 3-D."""
+    *others, last = slices
     return values[(*others, ..., last, slice(None), slice(None))].flatten(-3, -2).flatten(0, -3)
 
 
@@ -318,30 +239,3 @@ def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
     else:
         for a, b in zip(left.split(groups), right.split(groups), strict=True):
             total.baddbmm_(a.mT, b)
-
-
-def _tap_pairs(
-    totals: Tensor, boxes: Sequence[tuple[_Stretch, ...]], kernel: Sequence[int]
-) -> dict[tuple[int, int], Tensor]:
-    """The moment (groups, C, C) of each pair of taps that meet, the first not after the second."""
-    pairs: dict[tuple[int, int], Tensor] = {}
-    steps = [math.prod(kernel[axis + 1 :]) for axis in range(len(kernel))]
-    for total, box in zip(totals, boxes, strict=True):
-        apart = sum(stretch.apart * step for stretch, step in zip(box, steps, strict=True))
-        for taps in itertools.product(*(stretch.taps for stretch in box)):
-            first = sum(tap * step for tap, step in zip(taps, steps, strict=True))
-            pair = (first, first + apart)
-            pairs[pair] = pairs[pair] + total if pair in pairs else total
-    return pairs
-
-
-def _add_blocks_(moment: Tensor, pairs: dict[tuple[int, int], Tensor], taps: int) -> None:
-    """Add blocks of pairs of taps, and their transposes, to `moment` in the order of weights."""
-    channels = moment.shape[1] // taps
-    by_taps = moment.unflatten(2, (channels, taps)).unflatten(1, (channels, taps))
-    nothing = moment.new_zeros(()).expand(len(moment), channels, channels)
-    whole = {**pairs, **{(j, i): block.mT for (i, j), block in pairs.items()}}
-    whole.update({(i, i): _symmetric(whole[i, i]) for i in range(taps) if (i, i) in whole})
-    for tap in range(taps):
-        row = torch.stack([whole.get((tap, other), nothing) for other in range(taps)])
-        by_taps[:, :, tap] = row.movedim(0, -1)

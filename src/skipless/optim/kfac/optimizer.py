@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from math import isfinite
 from typing import Any, overload
 
 import torch
@@ -32,7 +33,7 @@ from .estimate import Estimate
 from .processes import average_
 from .quadratic import Linearisation, adapted_damping
 from .scores import Fisher, Loss, terms
-from .steps import Step, full_gradients, inner, penalty
+from .steps import Step, full_gradients, penalty
 from .timing import Timing
 from .told import ToldOnce
 
@@ -75,6 +76,8 @@ class KFAC(Optimizer):
             binary_cross_entropy (with logits) or mse.
         fisher: "sampled" draws one label an example, "exact" takes the mean over all labels, with
             a backward pass for each, "empirical" takes the labels of the data.
+        input_stride: Take every n-th example of a batch for the factors of inputs: of convolutions
+            these are most of the cost, and a batch has more patches than it takes.
         spread_inverses: Invert a part of the factors in each step, so that none takes longer.
         eigenbasis: Measure the curvature along the axes of the factors (EKFAC).
         damping_period: Steps from one change of the damping to the next, by the rule of Levenberg
@@ -97,6 +100,7 @@ class KFAC(Optimizer):
         burn_in: int = 5,
         loss: Loss = "cross_entropy",
         fisher: Fisher = "sampled",
+        input_stride: int = 1,
         spread_inverses: bool = False,
         eigenbasis: bool = False,
         damping_period: int | None = None,
@@ -120,7 +124,13 @@ class KFAC(Optimizer):
         self._timing = Timing(burn_in, curvature_period, inverse_period, spread_inverses)
         self._tell = ToldOnce()
         self._estimate = Estimate(
-            model, loss=loss, fisher=fisher, eigenbasis=eigenbasis, seed=seed, tell=self._tell
+            model,
+            loss=loss,
+            fisher=fisher,
+            eigenbasis=eigenbasis,
+            input_stride=input_stride,
+            seed=seed,
+            tell=self._tell,
         )
         self._linearisations: list[Linearisation] = []
         self._repeating = False
@@ -286,8 +296,9 @@ class KFAC(Optimizer):
         directions = self._estimate.directions(gradients, self._whole_damping)
         if self._curvature_due:
             self._estimate.tell_unknown([p for p in gradients if p not in directions])
-        slope = inner(gradients, directions)
-        if not bool(slope.isfinite()):
+        velocities = {p: self.state[p]["momentum_buffer"] for p in directions}
+        step = Step(self.param_groups, gradients, directions, velocities)
+        if not all(map(isfinite, step.slopes)):
             self._tell(
                 "A gradient is not finite, and its step is left out. Look at the loss, lower the "
                 "learning rate, or clip gradients."
@@ -296,8 +307,6 @@ class KFAC(Optimizer):
         past = self.steps - self._timing.burn_in + 1
         watched = self.damping_period is not None and past % self.damping_period == 0
         before = _number(loss) + penalty(self.param_groups) if watched else 0.0
-        velocities = {p: self.state[p]["momentum_buffer"] for p in directions}
-        step = Step(self.param_groups, gradients, directions, velocities)
         if self._model_due:
             *chosen, promised = step.set_by_model(self._linearisations, self.damping)
             self.chosen = (chosen[0], chosen[1])
@@ -308,7 +317,9 @@ class KFAC(Optimizer):
             parameter.add_(velocity)
         if watched and self.damping_period and closure is not None:
             after = self._repeated(closure, chance) + penalty(self.param_groups)
-            change = torch.tensor([after - before], dtype=torch.float64, device=slope.device)
+            change = torch.tensor(
+                [after - before], dtype=torch.float64, device=self._parameters[0].device
+            )
             average_([change])
             self.damping = adapted_damping(
                 self.damping, change.item(), promised, self.damping_period

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import sqrt
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from .quadratic import Linearisation, best_coefficients, fisher_products, inner_
 Values = Mapping[nn.Parameter, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Step:
     """What a step is made of; velocities are changed in place."""
 
@@ -27,24 +29,32 @@ class Step:
     directions: Values  # of those parameters that will move
     velocities: Values
 
+    @cached_property
+    def slopes(self) -> list[float]:
+        """The inner product of gradients and directions in each group; the one wait of a step."""
+        own = [{p: self.directions[p] for p in self._moving(group)} for group in self.groups]
+        found = [inner(self.gradients, directions) for directions in own if directions]
+        values = iter(torch.stack([f.to(found[0]) for f in found]).tolist() if found else [])
+        return [next(values) if directions else 0.0 for directions in own]
+
+    def _moving(self, group: Mapping[str, Any]) -> list[nn.Parameter]:
+        return [p for p in group["params"] if p in self.directions]
+
     def set_by_rates(self, norm_constraint: float | None) -> None:
         """Velocities by the learning rates and momenta of the groups."""
-        found = [(g, [p for p in g["params"] if p in self.directions]) for g in self.groups]
-        groups = [(group, own) for group, own in found if own]
-        lengths = [
-            group["lr"] ** 2 * inner(self.gradients, {p: self.directions[p] for p in own})
-            for group, own in groups
-        ]
         # Rounding can make a tiny length negative.
-        length = torch.stack(lengths).sum().clamp(min=0.0) if lengths else None
-        for group, own in groups:
-            steps = [self.directions[p] for p in own]
-            if norm_constraint is not None and length is not None:
-                torch._foreach_mul_(steps, (norm_constraint / length).sqrt().clamp(max=1.0))
-            velocities = [self.velocities[p] for p in own]
-            torch._foreach_mul_(velocities, group["momentum"])
-            steps = [step.to(v.dtype) for step, v in zip(steps, velocities, strict=True)]
-            torch._foreach_add_(velocities, steps, alpha=-group["lr"])
+        length = sum(
+            g["lr"] ** 2 * max(s, 0.0) for g, s in zip(self.groups, self.slopes, strict=True)
+        )
+        factor = 1.0
+        if norm_constraint is not None and length > norm_constraint:
+            factor = sqrt(norm_constraint / length)
+        for group in self.groups:
+            if own := self._moving(group):
+                velocities = [self.velocities[p] for p in own]
+                steps = [self.directions[p].to(self.velocities[p].dtype) for p in own]
+                torch._foreach_mul_(velocities, group["momentum"])
+                torch._foreach_add_(velocities, steps, alpha=-group["lr"] * factor)
 
     def set_by_model(
         self, linearisations: Sequence[Linearisation], damping: float
@@ -104,7 +114,11 @@ def penalty(groups: Sequence[Mapping[str, Any]]) -> float:
 
 def inner(left: Values, right: Values) -> Tensor:
     """The inner product of what both have, on its device."""
-    products = [torch.sum(left[p] * r) for p, r in right.items() if p in left]
+    products = [
+        torch.dot(left[p].reshape(-1), r.to(left[p].dtype).reshape(-1))
+        for p, r in right.items()
+        if p in left
+    ]
     return torch.stack(products).sum() if products else torch.zeros(())
 
 
