@@ -361,9 +361,11 @@ def test_kinds_that_are_not_factored_are_told_in_one_line(
     start = values(model)
     run(optimizer, model, data(4, 8, 1, 2, 2))
     assert all(moved(model, start).values())
-    expected = "0.weight, 0.bias, 1.weight, 1.bias, 2.weight and 2 more."
+    names = ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "4.weight", "4.bias"]
+    expected = ", ".join(names) + "."
     assert [note.split(": ")[1] for note in notes(caplog)] == [expected]
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert optimizer.diagonal_names == names
 
 
 @pytest.mark.parametrize(

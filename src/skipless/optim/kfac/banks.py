@@ -30,6 +30,7 @@ class Block:
         self.inputs = torch.zeros(of_inputs, dtype=dtype, device=like.device)
         self.outputs = torch.zeros((n, rows, rows), dtype=dtype, device=like.device)
         self.weight = 0.0  # of the running means: 1 + ema + ema² + ...
+        self.scale_weight = 0.0  # the same for the curvature along axes
         self.solved = False
 
     def update(self, inputs: Tensor, outputs: Tensor, ema: float) -> None:
@@ -174,17 +175,18 @@ class Axes(Bank):
         self.scales[place] = self.left_values[place].unsqueeze(2) * self.right_values[
             place
         ].unsqueeze(1)
-        block.solved = True
+        block.scale_weight, block.solved = block.weight, True
 
-    def measure(self, block: Block, gradients: Sequence[Tensor], losses: int) -> None:
-        """Take in squares along the axes of gradients, each of the sum of sampled losses."""
+    def squares(self, block: Block, gradient: Tensor) -> Tensor:
+        """Squares along the axes of the gradient of a sum of sampled losses."""
         place = self.places[block]
-        total = torch.zeros_like(self.scales[place])
-        for gradient in gradients:
-            turned = _times(self.left[place].mT @ gradient, self.right[place])
-            total.addcmul_(turned, turned)
-        used = total.any().to(total.dtype)  # else it rests, as its factors do
-        self.scales[place].lerp_(total.div_(losses), used / block.weight)
+        return _times(self.left[place].mT @ gradient, self.right[place]).square_()
+
+    def measure(self, block: Block, squares: Tensor, losses: int, ema: float) -> None:
+        """Let squares in, if the layer was used; else its scales rest, as its factors do."""
+        if bool(squares.any()):
+            block.scale_weight = ema * block.scale_weight + 1.0
+            self.scales[self.places[block]].lerp_(squares / losses, 1.0 / block.scale_weight)
 
     def solved(self, blocks: Sequence[Block], matrices: Tensor, damping: float) -> Tensor:
         left, right, scales = (

@@ -9,6 +9,7 @@ and Martens (2016); a layer that is used several times just has more rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -40,6 +41,12 @@ class Blocks:
     def all(self) -> list[Block]:
         """The blocks, in the order of the network."""
         return list(self.of_layer.values())
+
+    def due(self, part: int | EllipsisType | None, parts: int) -> list[Block]:
+        """One of so many parts of the blocks, or all of them, or none."""
+        if part is None:
+            return []
+        return self.all if part is ... else self.in_bins(parts)[part]
 
     def in_bins(self, bins: int) -> list[list[Block]]:
         """The blocks in so many parts that take about the same time to invert."""
@@ -94,17 +101,27 @@ class Blocks:
                 found |= dict(zip(layer.parameters, parts, strict=True))
         return found
 
-    def measure_scales(self, gradients: Sequence[Mapping[Block, Tensor]], losses: int) -> None:
-        """Take in gradients, each of the sum of sampled losses, where axes are scaled by them."""
-        for block, bank in self._bank_of.items():
-            if gradients and isinstance(bank, Axes) and block.solved:
-                bank.measure(block, [own[block] for own in gradients], losses)
+    def squares(self, values: Mapping[nn.Parameter, Tensor]) -> dict[Block, Tensor]:
+        """Squares along the axes, where there are any, of gradients of sums of sampled losses."""
+        return {
+            block: bank.squares(block, block.layer.matrices(values))
+            for block, bank in self._bank_of.items()
+            if isinstance(bank, Axes) and block.solved
+        }
+
+    def measure_scales(self, squares: Mapping[Block, Tensor], losses: int, ema: float) -> None:
+        """Let squares along axes in, of the sum of that many losses."""
+        for block, own in squares.items():
+            bank = self._bank_of[block]
+            if isinstance(bank, Axes):
+                bank.measure(block, own, losses, ema)
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Everything that is kept, by the layers' names."""
         return {
             block.layer.name: {
                 "weight": block.weight,
+                "scale_weight": block.scale_weight,
                 "solved": block.solved,
                 **self._tensors(block),
             }
@@ -140,6 +157,7 @@ class Blocks:
             for name, tensor in self._tensors(block).items():
                 tensor.copy_(own[name])
             block.weight, block.solved = own["weight"], own["solved"]
+            block.scale_weight = own["scale_weight"]
 
     def _tensors(self, block: Block) -> dict[str, Tensor]:
         own = {"inputs": block.inputs, "outputs": block.outputs}

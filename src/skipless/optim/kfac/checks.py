@@ -1,43 +1,74 @@
-"""What K-FAC is asked for, looked at before it does anything."""
+"""What K-FAC is asked for, looked at before it does anything, and errors in its own words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from math import inf
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from .banks import Block
 from .scores import FISHERS, LOSSES, Fisher, Loss
+
+
+def check_model(model: object) -> None:
+    """Raise an error where K-FAC cannot listen to `model`."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"K-FAC was asked for with {type(model).__name__}, where it needs the model itself, to "
+            "listen to its layers. Give it KFAC(model, ...), not model.parameters()."
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ValueError(
+                f"K-FAC was asked for with a model whose layer {name} has sparse gradients. Use "
+                "sparse=False."
+            )
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raise an error that says what is out of range."""
-    for name, least, bound in (
-        ("lr", 0.0, inf),
-        ("momentum", 0.0, 1.0),
-        ("damping", 0.0, inf),
-        ("norm_constraint", 0.0, inf),
-        ("l2", 0.0, inf),
-        ("curvature_ema", 0.0, 1.0),
+    for name, bound in (
+        ("lr", inf),
+        ("momentum", 1.0),
+        ("damping", inf),
+        ("norm_constraint", inf),
+        ("l2", inf),
+        ("curvature_ema", 1.0),
     ):
-        value = settings[name]
-        if value is not None and not least <= value < bound:
-            limit = "or more" if bound == inf else f"to below {bound:g}"
-            raise ValueError(f"K-FAC was asked for with {name} = {value}; it is {least:g} {limit}.")
+        value: Any = settings[name]
+        if value is None and name in ("lr", "norm_constraint"):
+            continue
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0.0 <= value < bound
+        ):
+            limit = "a finite number, 0 or more" if bound == inf else "a number from 0 to below 1"
+            raise ValueError(f"K-FAC was asked for with {name} = {value!r}; it is {limit}.")
     for name, least in (
         ("curvature_period", 1),
         ("inverse_period", 1),
         ("damping_period", 1),
         ("input_stride", 1),
         ("burn_in", 0),
+        ("seed", 0),
     ):
         value = settings[name]
         if name == "damping_period" and value is None:
             continue
-        if not isinstance(value, int) or value < least:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(
-                f"K-FAC was asked for with {name} = {value}; it is a whole number from {least} on."
+                f"K-FAC was asked for with {name} = {value!r}; it is a whole number from {least} "
+                "on."
+            )
+    for name in ("spread_inverses", "eigenbasis"):
+        if not isinstance(settings[name], bool):
+            raise ValueError(
+                f"K-FAC was asked for with {name} = {settings[name]!r}; it is True or False."
             )
     if settings["damping"] + settings["l2"] == 0.0:
         raise ValueError(
@@ -53,26 +84,86 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def check_outputs(
-    outputs: Tensor, targets: Tensor | None, divisor: int | None, loss: Loss, fisher: Fisher
+    outputs: object, targets: object, divisor: object, loss: Loss, fisher: Fisher
 ) -> None:
     """Raise an error where curvature cannot be taken from `outputs`."""
-    found = f"of shape {tuple(outputs.shape)}"
+    asked = "K-FAC was asked for the curvature of"
+    if not isinstance(outputs, Tensor):
+        raise TypeError(
+            f"{asked} a {type(outputs).__name__}. Give it the tensor that the loss takes, such as "
+            "logits."
+        )
+    found = f"{asked} outputs of shape {tuple(outputs.shape)}"
     if not outputs.requires_grad:
         raise ValueError(
-            f"K-FAC was asked for the curvature of outputs {found} without a graph. Give it what "
-            "the model returned, not detached, and not computed under no_grad."
-        )
-    if outputs.ndim < (2 if loss == "cross_entropy" else 1) or not outputs.numel():
-        raise ValueError(
-            f"K-FAC was asked for the curvature of outputs {found}. Give it what {loss} takes, not "
-            "the loss: examples first" + (", then classes." if loss == "cross_entropy" else ".")
+            f"{found} without a graph. Give it what the model returned, not detached, and not "
+            "computed under no_grad."
         )
     if not outputs.is_floating_point():
-        raise ValueError(f"K-FAC was asked for the curvature of outputs of {outputs.dtype}.")
-    if divisor is not None and divisor < 1:
-        raise ValueError(f"K-FAC was given a divisor of {divisor}; it is 1 or more.")
-    if fisher == "empirical" and targets is None:
+        raise ValueError(f"{found} and type {outputs.dtype}. Give it real numbers.")
+    least = 2 if loss == "cross_entropy" else 1
+    if outputs.ndim < least:
+        order = "examples first, then classes" if least == 2 else "examples first"
+        raise ValueError(f"{found}. Give it what {loss} takes, not the loss: {order}.")
+    if not outputs.numel():
+        raise ValueError(f"{found}, which has no examples. Leave empty batches out.")
+    if divisor is not None and (not isinstance(divisor, int) or divisor < 1):
+        raise ValueError(f"K-FAC was given a divisor of {divisor!r}; it is a whole number from 1.")
+    if fisher == "empirical":
+        _check_targets(outputs, targets, loss)
+
+
+def _check_targets(outputs: Tensor, targets: object, loss: Loss) -> None:
+    wanted = list(outputs.shape)
+    if loss == "cross_entropy":
+        del wanted[1]
+    if not isinstance(targets, Tensor) or list(targets.shape) != wanted:
+        shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
         raise ValueError(
-            "K-FAC was asked for the empirical Fisher matrix, which needs the labels of the data. "
-            "Call curvature(outputs, targets)."
+            "K-FAC was asked for the empirical Fisher matrix, which needs the labels of the data, "
+            f"of shape {tuple(wanted)}, and was given {shape}. Call curvature(outputs, targets)."
         )
+    if loss == "cross_entropy" and not _are_classes(targets, outputs.shape[1]):
+        raise ValueError(
+            "K-FAC was given labels for the empirical Fisher matrix that are no classes from 0 to "
+            f"{outputs.shape[1] - 1}. Leave out rows without a label, of outputs too."
+        )
+
+
+def _are_classes(targets: Tensor, classes: int) -> bool:
+    whole = not targets.is_floating_point() and targets.dtype != torch.bool
+    return whole and bool(((targets >= 0) & (targets < classes)).all())
+
+
+def check_place(blocks: Iterable[Block]) -> None:
+    """Raise an error if the model was moved since the factors were made."""
+    for block in blocks:
+        weight, factor = block.layer.weight, block.outputs
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        if weight.device != factor.device or dtype != factor.dtype:
+            raise RuntimeError(
+                f"K-FAC was made for a model of {factor.dtype} on {factor.device}, and found the "
+                f"layer {block.layer.name} of {weight.dtype} on {weight.device}. Make it after the "
+                "model is where, and what, it is to be."
+            )
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Errors of autograd in the words of K-FAC's users."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "second time" in str(error):
+            raise RuntimeError(
+                "K-FAC was asked for the curvature of outputs whose graph is gone. Call "
+                "curvature() before backward()."
+            ) from None
+        if "is not implemented" in str(error) and "derivative" in str(error):
+            raise RuntimeError(
+                "K-FAC was asked for learning rates by the quadratic model (lr=None), for which "
+                f"all operations have to be differentiable twice, and found one that is not: "
+                f"{error} Give it a learning rate, or, for attention, use "
+                "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
+            ) from None
+        raise

@@ -33,8 +33,14 @@ class Diagonal:
             self.weights[parameter], self.means[parameter] = 0.0, _zeros(parameter)
 
     def update(self, squares: Mapping[nn.Parameter, Tensor], losses: int, ema: float) -> None:
-        """Let the squares of gradients in that were summed over that many losses."""
-        for parameter, square in squares.items():
+        """Let the squares of gradients in that were summed over that many losses.
+
+        Parameters that were not used rest, as layers do.
+        """
+        used = torch.stack([s.any().cpu() for s in squares.values()]).tolist() if squares else []
+        for (parameter, square), moved in zip(squares.items(), used, strict=True):
+            if not moved:
+                continue
             self.weights[parameter] = weight = ema * self.weights[parameter] + 1.0
             self.means[parameter].lerp_(square / losses, 1.0 / weight)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,12 @@ from .blocks import Blocks
 from .diagonal import Diagonal
 from .layers import Layer, find_layers
 from .listener import Listener, Use
+from .notes import Notes
 from .processes import average_, rank, world
 from .scores import Chance, Fisher, Loss, empirical_scores, exact_scores, sampled_scores, terms
+
+_OTHER_KINDS = "that are not of a plain Linear, convolution or Embedding alone"
+_KEPT = ("loss", "fisher", "input_stride", "seed")  # of a saved state, whatever is set here
 
 
 @dataclass
@@ -43,12 +47,12 @@ class _Taken:
     sums: dict[Layer, _Sums] = field(default_factory=dict)
     losses: int = 0
     squares: dict[nn.Parameter, Tensor] = field(default_factory=dict)
-    gradients: list[dict[Block, Tensor]] = field(default_factory=list)
+    axes: dict[Block, Tensor] = field(default_factory=dict)  # squares along them
     parts: int = 0
 
     def finite(self) -> bool:
         """Whether every number is one: of second moments, the diagonals tell of all the others."""
-        tensors = [*self.squares.values(), *(g for own in self.gradients for g in own.values())]
+        tensors = [*self.squares.values(), *self.axes.values()]
         for sums in self.sums.values():
             for moments in sums.both:
                 tensors.append(moments if moments.ndim == 2 else moments.diagonal(dim1=1, dim2=2))
@@ -68,24 +72,23 @@ class Estimate:
         eigenbasis: bool,
         input_stride: int,
         seed: int,
-        tell: Callable[[str], None],
     ) -> None:
         self.loss: Loss = loss
         self.fisher: Fisher = fisher
         self.eigenbasis, self.input_stride = eigenbasis, input_stride
-        self.seed, self._tell = seed, tell
+        self.seed = seed
         layers, by_module = find_layers(model)
         self.listener = Listener(by_module)
-        self.blocks = Blocks(layers, eigenbasis=eigenbasis, tell=tell)
+        self.notes = Notes({p: n for n, p in model.named_parameters() if p.requires_grad})
+        self.blocks = Blocks(layers, eigenbasis=eigenbasis, tell=self.notes.once)
         covered = {parameter for layer in layers for parameter in layer.parameters}
-        names = {p: n for n, p in model.named_parameters() if p.requires_grad}
-        self.names = names
-        self.diagonal = Diagonal([p for p in names if p not in covered])
+        self.names = self.notes.names
+        self.diagonal = Diagonal([p for p in self.names if p not in covered])
         # In the order of the network, which is the same on all processes.
         self._unseen = dict.fromkeys(layers)
         self._taken = _Taken()
         if self.diagonal.parameters:
-            self._tell_diagonal(self.diagonal.parameters, "of kinds that it does not factor")
+            self.notes.diagonal(self.diagonal.parameters, _OTHER_KINDS)
 
     @property
     def _device(self) -> torch.device:
@@ -111,6 +114,9 @@ class Estimate:
         for scores in self._scores(wide, targets, chance):
             reached = self._carry_back(outputs, scores.to(outputs.dtype), uses)
             if not sums:
+                # Other passes may have been made already, and their turn is still to come.
+                self.listener.put_back(use for use in uses if use not in dict(reached))
+                uses = [use for use, _ in reached]
                 sums = _input_sums((use for use, _ in reached), self.input_stride)
             for use, back in reached:
                 sums[use.layer].add_outputs(use.layer.output_moments(use.inputs, back))
@@ -134,20 +140,22 @@ class Estimate:
         called = {use.layer for use in uses}
         silent = [layer for layer in self._layers_to_watch(uses) if layer not in called]
         wanted = [*self.diagonal.parameters, *(p for layer in silent for p in layer.parameters)]
-        if self.eigenbasis:
-            wanted += [p for layer in self.blocks.of_layer for p in layer.parameters]
+        wanted += self._along_axes
         leaves = [p for p in wanted if p.requires_grad]  # some may have been frozen on the way
         all_: Any = [*edges, *leaves]  # it takes both, though its annotations do not say so
         back = torch.autograd.grad([outputs], all_, [scores], retain_graph=True, allow_unused=True)
         sampled = dict(zip(leaves, back[len(edges) :], strict=True))
-        read = [layer for layer in silent if _reached(layer, sampled)]
-        if not uses and (read or all(gradient is None for gradient in back)):
+        own = {layer for layer in silent if _reached(layer, sampled)}
+        if not uses and (own or all(gradient is None for gradient in back)):
             raise RuntimeError(
                 "K-FAC was asked for the curvature of outputs, but heard none of its layers in the "
                 "forward pass that gave them. Make the pass after the optimiser, with the model "
                 "that it was made for, not compiled, and call curvature() once for each pass."
             )
-        self._leave_to_diagonal(read)
+        # What is left to the diagonal has to be the same on all processes, as messages are.
+        layers = list(self.blocks.of_layer)
+        read = _anywhere([layer in own for layer in layers], self._device)
+        self._leave_to_diagonal([layer for layer, flag in zip(layers, read, strict=True) if flag])
         self._add_squares(sampled)
         return [(use, g) for use, g in zip(uses, back, strict=False) if g is not None]
 
@@ -158,19 +166,18 @@ class Estimate:
 
     def _leave_to_diagonal(self, layers: Sequence[Layer]) -> None:
         """Give up on layers whose weights are used without calling them, as attention does."""
+        layers = [layer for layer in layers if layer.weight not in self.diagonal.means]
         found = [parameter for layer in layers for parameter in layer.parameters]
         for layer in layers:
             self._unseen.pop(layer, None)
         self.diagonal.add(found)
         if found:
-            self._tell_diagonal(found, "of layers that are not called but read")
+            self.notes.diagonal(found, "of layers that are not called but read")
 
     def _add_squares(self, sampled: Mapping[nn.Parameter, Tensor | None]) -> None:
         """Square gradients that are summed over the examples of all processes."""
-        wanted = self.diagonal.parameters
-        if self.eigenbasis:
-            wanted = [*wanted, *(p for layer in self.blocks.of_layer for p in layer.parameters)]
         # All processes have to send the same, whatever their examples made use of.
+        wanted = [*self.diagonal.parameters, *self._along_axes]
         sums = {p: _filled(sampled.get(p), p) for p in wanted}
         average_(list(sums.values()))
         for parameter, total in sums.items():
@@ -178,10 +185,15 @@ class Estimate:
             if parameter in self.diagonal.means:
                 squares = self._taken.squares.setdefault(parameter, torch.zeros_like(total))
                 squares.addcmul_(total, total)
-        if self.eigenbasis:
-            self._taken.gradients.append(
-                {block: layer.matrices(sums) for layer, block in self.blocks.of_layer.items()}
-            )
+        for block, squares in self.blocks.squares(sums).items():
+            known = self._taken.axes.get(block)
+            self._taken.axes[block] = squares if known is None else known.add_(squares)
+
+    @property
+    def _along_axes(self) -> list[nn.Parameter]:
+        """Parameters whose sampled gradients scale axes, once there are any."""
+        blocks = self.blocks.of_layer.items() if self.eigenbasis else ()
+        return [p for layer, block in blocks if block.solved for p in layer.parameters]
 
     def _add(self, sums: Mapping[Layer, _Sums], losses: int) -> None:
         taken = self._taken
@@ -202,7 +214,7 @@ class Estimate:
         self.forget()
         # All processes leave a batch out, or none: what they share has to stay the same.
         if any(_anywhere([not taken.finite()], self._device)):
-            self._tell(
+            self.notes.once(
                 "The curvature of a batch is not finite, and is left out. Look for outputs or "
                 "weights that are not, or lower the learning rate."
             )
@@ -214,7 +226,7 @@ class Estimate:
                 block.update(inputs.div_(sums.rows), outputs.div_(taken.losses), ema)
         everyones = taken.losses * world()
         self.diagonal.update(taken.squares, everyones, ema)
-        self.blocks.measure_scales(taken.gradients, everyones)
+        self.blocks.measure_scales(taken.axes, everyones, ema)
 
     def refresh(self, blocks: Sequence[Block], damping: float) -> None:
         """Invert the factors of some layers anew, and of those that were never inverted."""
@@ -238,7 +250,11 @@ class Estimate:
 
     def state(self) -> dict[str, Any]:
         """Everything that is kept, in tensors and plain types."""
-        return {"layers": self.blocks.state(), "others": self.diagonal.state(self.names)}
+        return {
+            **{name: getattr(self, name) for name in _KEPT},
+            "layers": self.blocks.state(),
+            "others": self.diagonal.state(self.names),
+        }
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise an error if `state` is not one of this network."""
@@ -247,6 +263,8 @@ class Estimate:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` told."""
+        for name in _KEPT:
+            setattr(self, name, state[name])
         self.blocks.load(state["layers"])
         self.diagonal.load(state["others"], {name: p for p, name in self.names.items()})
         self._unseen = {
@@ -254,24 +272,6 @@ class Estimate:
             for layer, block in self.blocks.of_layer.items()
             if not block.weight and layer.weight not in self.diagonal.means
         }
-
-    def _tell_diagonal(self, parameters: Sequence[nn.Parameter], which: str) -> None:
-        self._tell(
-            f"K-FAC takes only the diagonal of the curvature for parameters {which}: "
-            f"{self._list(parameters)}."
-        )
-
-    def tell_unknown(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Tell of parameters that have gradients, but no curvature."""
-        if parameters:
-            self._tell(
-                "K-FAC does not move parameters that had no part in outputs of which it was given "
-                f"the curvature: {self._list(parameters)}. Use checkpoint(use_reentrant=False)."
-            )
-
-    def _list(self, parameters: Sequence[nn.Parameter]) -> str:
-        names = [self.names[parameter] for parameter in parameters]
-        return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _input_sums(uses: Iterable[Use], stride: int) -> dict[Layer, _Sums]:

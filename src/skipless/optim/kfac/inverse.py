@@ -2,8 +2,9 @@ r"""Damped inverses of Kronecker factors, many at a time.
 
 The inverse of $A \otimes G + \lambda I$ is not a Kronecker product. Factored Tikhonov damping takes
 $(A + \pi\sqrt\lambda I) \otimes (G + \sqrt\lambda/\pi\, I)$ instead, where $\pi^2$ is the ratio of
-the mean diagonal of $A$ to that of $G$ (Martens and Grosse, 2015, section 6.3). Where one factor is
-a single number the product is exact without it.
+the mean diagonal of $A$ to that of $G$ (Martens and Grosse, 2015, section 6.3). Here it is written
+$(A/\pi + \sqrt\lambda I) \otimes (\pi G + \sqrt\lambda I)$, of which no inverse is larger than
+$1/\sqrt\lambda$. Where one factor is a single number the product is exact without it.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ def factored_damping(inputs: Tensor, outputs: Tensor, damping: float) -> tuple[D
         return Damping(mean_out, damping * one), Damping(zero, one)
     if inputs.shape[1] == 1:
         return Damping(zero, one), Damping(mean_in, damping * one)
+    ratio, inverse = mean_in.sqrt() / mean_out.sqrt(), mean_out.sqrt() / mean_in.sqrt()
     # Where nothing goes in or comes back there is no ratio, and nothing but the damping.
-    something = (mean_in > 0) & (mean_out > 0)
-    ratio = torch.where(something, (mean_in / mean_out).sqrt(), one)
-    scale, root = something.to(inputs.dtype), damping**0.5
-    return Damping(scale, root * ratio), Damping(scale, root / ratio)
+    something = ratio.isfinite() & inverse.isfinite()
+    shift = damping**0.5 * one
+    return (
+        Damping(torch.where(something, inverse, zero), shift),
+        Damping(torch.where(something, ratio, zero), shift),
+    )
 
 
 def damped_inverses(

@@ -154,7 +154,7 @@ def _weight_of(module: nn.Module) -> nn.Parameter | None:
         return None
     if type(module).forward not in _FORWARDS:  # what it multiplies by may not be its weight
         return None
-    if isinstance(module, nn.Embedding) and (module.sparse or module.scale_grad_by_freq):
+    if isinstance(module, nn.Embedding) and (module.scale_grad_by_freq or module.max_norm):
         return None
     return module._parameters.get("weight")  # none where it is computed, as by weight_norm
 
@@ -175,7 +175,9 @@ def _alike(owners: Iterable[nn.Module], shared: dict[nn.Parameter, list[nn.Modul
 
 
 def _geometry(module: nn.Module) -> object:
-    return Window.of(module) if isinstance(module, Convolution) else None
+    if isinstance(module, Convolution):
+        return Window.of(module)
+    return module.padding_idx if isinstance(module, nn.Embedding) else None
 
 
 def _counted(module: nn.Embedding, codes: Tensor) -> Tensor:

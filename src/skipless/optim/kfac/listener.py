@@ -7,6 +7,7 @@ itself: an activation that writes in place changes the tensor, but not where it 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,11 @@ class Listener:
         """What was heard; it is forgotten here."""
         uses, self._uses = self._uses, {}
         return [use for own in uses.values() for use in own]
+
+    def put_back(self, uses: Iterable[Use]) -> None:
+        """Keep uses for another time after all."""
+        for use in uses:
+            self._uses.setdefault(use.layer, []).append(use)
 
     def heard(self, module: nn.Module, inputs: Tensor, output: Tensor) -> None:
         """Note a use, if it is one to take curvature from."""

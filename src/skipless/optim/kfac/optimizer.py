@@ -27,15 +27,14 @@ from torch.optim.optimizer import Optimizer
 
 from skipless.optim.groups import weights_and_others
 
-from .banks import Block
-from .checks import check_outputs, check_settings
+from .checks import check_model, check_outputs, check_place, check_settings, clear_errors
 from .estimate import Estimate
 from .processes import average_
 from .quadratic import Linearisation, adapted_damping
+from .random_state import RandomState, random_state, set_random_state
 from .scores import Fisher, Loss, terms
 from .steps import Step, full_gradients, penalty
 from .timing import Timing
-from .told import ToldOnce
 
 # Like the settings in groups, these are what they were when a state was saved.
 _KEPT = ("steps", "damping", "norm_constraint", "curvature_ema", "damping_period")
@@ -64,7 +63,8 @@ class KFAC(Optimizer):
         lr: The learning rate, or None: each step then finds the best learning rate and momentum
             in the quadratic model of the loss, with no norm constraint.
         momentum: Of the steps.
-        damping: Added to the curvature, together with `l2`.
+        damping: Added to the curvature, together with `l2`. `PRESETS["cifar10"]` has more of it
+            than the default, which is for ImageNet, and a smaller norm constraint.
         norm_constraint: The largest squared length of a step before momentum, in the metric of the
             curvature; None for any.
         l2: Penalty on weights, half of it times their squares; not on biases and normalisation.
@@ -106,6 +106,7 @@ class KFAC(Optimizer):
         damping_period: int | None = None,
         seed: int = 0,
     ) -> None:
+        check_model(model)
         self._model = model
         self._settings = {
             k: v for k, v in locals().items() if k not in ("self", "model", "__class__")
@@ -122,7 +123,6 @@ class KFAC(Optimizer):
         self.curvature_ema, self.damping_period = curvature_ema, damping_period
         self.steps = 0
         self._timing = Timing(burn_in, curvature_period, inverse_period, spread_inverses)
-        self._tell = ToldOnce()
         self._estimate = Estimate(
             model,
             loss=loss,
@@ -130,7 +130,6 @@ class KFAC(Optimizer):
             eigenbasis=eigenbasis,
             input_stride=input_stride,
             seed=seed,
-            tell=self._tell,
         )
         self._linearisations: list[Linearisation] = []
         self._repeating = False
@@ -143,32 +142,27 @@ class KFAC(Optimizer):
         """Measure the curvature in the forward pass that gave `outputs`, if it is time to.
 
         Call it in every step, before `backward`: `outputs` are what the loss takes, logits or
-        predictions, with examples first. `targets` are for the empirical Fisher matrix only.
+        predictions, with examples first, and for cross-entropy classes second, as PyTorch has them:
+        logits of shape (examples, words, classes) are `logits.flatten(0, 1)` here. `targets` are
+        for the empirical Fisher matrix only.
         `divisor` is what your loss divides the sum over all labels by, if that is not their number,
         as with reduction="mean": for a loss that is summed over outputs, `len(outputs)`.
         """
-        if self._repeating or not (self._curvature_due or self._model_due):
+        if self._repeating:
             return
         check_outputs(outputs, targets, divisor, self._estimate.loss, self._estimate.fisher)
-        try:
+        check_place(self._estimate.blocks.all)
+        # In full precision, also where the forward pass was not.
+        with clear_errors(), torch.autocast(outputs.device.type, enabled=False):
             self._measure(outputs, targets, divisor)
-        except RuntimeError as error:
-            if "second time" not in str(error):
-                raise
-            raise RuntimeError(
-                "K-FAC was asked for the curvature of outputs whose graph is gone. Call "
-                "curvature() before backward()."
-            ) from None
 
     def _measure(self, outputs: Tensor, targets: Tensor | None, divisor: int | None) -> None:
-        # In full precision, also where the forward pass was not.
-        with torch.autocast(outputs.device.type, enabled=False):
-            if self._curvature_due:
-                self._estimate.take(outputs, targets, divisor, self.steps)
-            if self._model_due:
-                losses = divisor or terms(outputs, self._estimate.loss)
-                linear = Linearisation(outputs, self._parameters, self._estimate.loss, losses)
-                self._linearisations.append(linear)
+        if self._curvature_due:
+            self._estimate.take(outputs, targets, divisor, self.steps)
+        if self._model_due:
+            losses = divisor or terms(outputs, self._estimate.loss)
+            linear = Linearisation(outputs, self._parameters, self._estimate.loss, losses)
+            self._linearisations.append(linear)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -188,7 +182,7 @@ class KFAC(Optimizer):
                 "K-FAC was asked to adapt its damping, for which it has to compute losses again. "
                 "Give step() a closure."
             )
-        chance = torch.get_rng_state() if self.damping_period else None
+        chance = random_state(self._parameters[0].device) if self.damping_period else None
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -216,7 +210,7 @@ class KFAC(Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state that was saved."""
-        if "kfac" not in state_dict:
+        if not isinstance(state_dict, dict) or "layers" not in state_dict.get("kfac", ()):
             raise ValueError(
                 "A state of K-FAC was to be loaded, but this one is of another optimiser. Load "
                 "what KFAC.state_dict() gave."
@@ -229,6 +223,11 @@ class KFAC(Optimizer):
             setattr(self, name, own[name])
         self._timing = Timing(**own["timing"])
         self._listen()
+
+    @property
+    def diagonal_names(self) -> list[str]:
+        """The parameters of whose curvature only the diagonal is taken."""
+        return [self._estimate.names[p] for p in self._estimate.diagonal.parameters]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group while the optimiser is made; later there is no layer for it."""
@@ -267,8 +266,8 @@ class KFAC(Optimizer):
         self._estimate.listener.listening = self._curvature_due
 
     def _take_in_curvature(self) -> None:
-        due = self._curvature_due and not self._estimate.has_taken
-        if due or (self._model_due and not self._linearisations):
+        missing = self._curvature_due and not self._estimate.has_taken
+        if missing or (self._model_due and not self._linearisations):
             raise RuntimeError(
                 "K-FAC was to make a step without having seen the curvature. Call "
                 "optimizer.curvature(outputs) after each forward pass, before backward()."
@@ -278,28 +277,23 @@ class KFAC(Optimizer):
             kept = 1.0 if self.steps < self._timing.burn_in else self.curvature_ema
             self._estimate.update(kept)
         if self.steps >= self._timing.burn_in:
-            self._estimate.refresh(self._blocks_due(), self._whole_damping)
-
-    def _blocks_due(self) -> list[Block]:
-        """Those whose inverses are computed in this step."""
-        part = self._timing.part(self.steps)
-        if part is None:
-            return []
-        blocks = self._estimate.blocks
-        return blocks.all if part is ... else blocks.in_bins(self._timing.inverse_period)[part]
+            part = self._timing.part(self.steps)
+            due = self._estimate.blocks.due(part, self._timing.inverse_period)
+            self._estimate.refresh(due, self._whole_damping)
 
     def _move(
-        self, loss: float | None, closure: Callable[[], float] | None, chance: Tensor | None
+        self, loss: float | None, closure: Callable[[], float] | None, chance: RandomState | None
     ) -> None:
         """Change the parameters, and, if it is time to, look at what that did to the loss."""
         gradients = full_gradients(self.param_groups)
         directions = self._estimate.directions(gradients, self._whole_damping)
         if self._curvature_due:
-            self._estimate.tell_unknown([p for p in gradients if p not in directions])
+            self._estimate.notes.unknown([p for p in gradients if p not in directions])
+            self._estimate.notes.strangers(self._model)
         velocities = {p: self.state[p]["momentum_buffer"] for p in directions}
         step = Step(self.param_groups, gradients, directions, velocities)
         if not all(map(isfinite, step.slopes)):
-            self._tell(
+            self._estimate.notes.once(
                 "A gradient is not finite, and its step is left out. Look at the loss, lower the "
                 "learning rate, or clip gradients."
             )
@@ -308,7 +302,8 @@ class KFAC(Optimizer):
         watched = self.damping_period is not None and past % self.damping_period == 0
         before = _number(loss) + penalty(self.param_groups) if watched else 0.0
         if self._model_due:
-            *chosen, promised = step.set_by_model(self._linearisations, self.damping)
+            with clear_errors():
+                *chosen, promised = step.set_by_model(self._linearisations, self.damping)
             self.chosen = (chosen[0], chosen[1])
         else:
             step.set_by_rates(self.norm_constraint)
@@ -325,17 +320,16 @@ class KFAC(Optimizer):
                 self.damping, change.item(), promised, self.damping_period
             )
 
-    def _repeated(self, closure: Callable[[], float], chance: Tensor | None) -> float:
+    def _repeated(self, closure: Callable[[], float], chance: RandomState | None) -> float:
         """The loss after a step, with the same random numbers as before it."""
-        after = torch.get_rng_state()
+        after = random_state(self._parameters[0].device)
         self._repeating, self._estimate.listener.listening = True, False
         try:
-            if chance is not None:
-                torch.set_rng_state(chance)
+            set_random_state(chance or after)
             with torch.enable_grad():
                 return _number(closure())
         finally:
-            torch.set_rng_state(after)
+            set_random_state(after)
             self._repeating = False
 
 

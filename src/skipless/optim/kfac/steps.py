@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import sqrt
+from math import isfinite, sqrt
 from typing import Any
 
 import torch
@@ -31,9 +31,16 @@ class Step:
 
     @cached_property
     def slopes(self) -> list[float]:
-        """The inner product of gradients and directions in each group; the one wait of a step."""
+        """The inner product of gradients and directions in each group, in one wait for them."""
+        found = self._slopes(self.gradients)
+        if all(map(isfinite, found)):
+            return found
+        # Products of large numbers may be too large for single precision, though these are not.
+        return self._slopes({p: gradient.double() for p, gradient in self.gradients.items()})
+
+    def _slopes(self, gradients: Values) -> list[float]:
         own = [{p: self.directions[p] for p in self._moving(group)} for group in self.groups]
-        found = [inner(self.gradients, directions) for directions in own if directions]
+        found = [inner(gradients, directions) for directions in own if directions]
         values = iter(torch.stack([f.to(found[0]) for f in found]).tolist() if found else [])
         return [next(values) if directions else 0.0 for directions in own]
 
@@ -42,10 +49,7 @@ class Step:
 
     def set_by_rates(self, norm_constraint: float | None) -> None:
         """Velocities by the learning rates and momenta of the groups."""
-        # Rounding can make a tiny length negative.
-        length = sum(
-            g["lr"] ** 2 * max(s, 0.0) for g, s in zip(self.groups, self.slopes, strict=True)
-        )
+        length = sum(g["lr"] ** 2 * s for g, s in zip(self.groups, self.slopes, strict=True))
         factor = 1.0
         if norm_constraint is not None and length > norm_constraint:
             factor = sqrt(norm_constraint / length)
@@ -78,7 +82,7 @@ class Step:
 
     def promised(self, estimate: Estimate) -> float:
         """The change of the loss by the velocities, by the Kronecker-factored curvature."""
-        moved = {p: self.velocities[p].to(g.dtype) for p, g in self.gradients.items()}
+        moved = {p: v.to(self.gradients[p].dtype) for p, v in self.velocities.items()}
         total = inner(moved, self.gradients) + 0.5 * inner(moved, estimate.products(moved))
         penalties = {p: group["l2"] for group in self.groups for p in group["params"]}
         return float(total) + 0.5 * sum(
