@@ -9,6 +9,21 @@ ETAS = (0.9, 0.95)
 # first of a stage. The sizes of the stages are those of He et al. (2016), table 1.
 RESNET_STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 
+# Appendix D, of ImageNet: "For K-FAC, we used a fixed damping value of 0.001, and a norm constraint
+# value of 0.001". Appendix E.2, of CIFAR-10: "we set the damping value to 0.01 and norm constraint
+# value to 0.0001".
+KFAC_SETTINGS = {
+    "imagenet": {"damping": 0.001, "norm_constraint": 0.001},
+    "cifar10": {"damping": 0.01, "norm_constraint": 0.0001},
+}
+
+# Appendix D: "we set the momentum constant to 0.9"; "We also updated the Fisher matrix
+# approximation every iteration, and computed the Fisher inverse every 50 iterations"; the initial
+# learning rates of the grid search, at batches of 1,024.
+MOMENTUM = 0.9
+KFAC_PERIODS = {"curvature_period": 1, "inverse_period": 50}
+KFAC_RATES = (0.003, 0.001, 0.0003, 0.0001, 0.00003)
+
 
 def stated_shortcut_weight(alpha: float) -> float:
     """Of proposition 1, as in its statement; its proof has 2α in place of α."""

@@ -39,7 +39,7 @@ USUAL_RATES = {
     "muon": 0.001,
     "adamw": 0.0003,
     "soap": 0.001,
-    "kfac": 0.01,
+    "kfac": 0.003,
 }
 
 
