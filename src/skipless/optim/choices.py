@@ -11,8 +11,8 @@
 
 The momentum is the optimiser's usual one; of AdamW and SOAP it is the first of the betas. Learning
 rates are of the order of 0.1 for SGD (0.003 where nothing is normalised), 1 for LARS and 0.001 for
-the others; by their product with these, a decoupled `l2` has to be larger than
-one in the gradient to do as much.
+the others; by their product with these, a decoupled `l2` has to be larger than one in the gradient
+to do as much.
 
 SOAP does nothing in its first step, from which it takes its first bases. Convolutions are
 preconditioned along each of their four dimensions.
