@@ -52,6 +52,8 @@ class Configuration:
     )
     data_folder: str | None = _told(None, "Where the files of the data are.")
     image_size: int | None = _told(None, "Height and width that images are brought to.")
+    train_size: int | None = _told(None, "Images to train on, drawn once and for all.")
+    validation_size: int | None = _told(None, "Images to validate on, drawn once and for all.")
     augment: bool | None = _told(None, "Crop and flip at random; by default as the data usually.")
     normalize: Literal["sample", "location", "dataset"] = _told(
         "sample", "Inputs of q = 1 by sample, or by location with a channel more, or neither."
@@ -83,6 +85,9 @@ class Configuration:
     kfac_eigenbasis: bool = _told(False, "K-FAC: measure curvature along axes of factors (EKFAC).")
     schedule: ScheduleName = _told(  # noqa: RUF009 - a field
         "cosine", "After the warm-up: a tenth at 4/9 and 7/9, half a cosine, or nothing."
+    )
+    marks: str | None = _told(
+        None, "step: where the rate falls to a tenth, in place of 4/9,7/9 of the run: 75/200,0.75."
     )
     warmup: float | None = _told(
         None, "Epochs in which the learning rate rises; by default 5, or a tenth of a shorter run."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from skipless.train.engine import Ending, Engine
 from skipless.train.memory import Memory, estimated_memory
 from skipless.train.process import Process, cores, joined
 from skipless.train.provenance import provenance
+from skipless.train.schedule import USUAL_MARKS
 from skipless.train.settings import Settings
 
 from .configuration import Configuration
@@ -62,7 +64,14 @@ def assembled(configuration: Configuration, process: Process) -> Assembly:
     """The parts of the run that `configuration` describes, on the device of `process`."""
     given = configuration
     folder = None if given.data_folder is None else Path(given.data_folder).expanduser()
-    data = load_data(given.data, folder=folder, image_size=given.image_size, augment=given.augment)
+    data = load_data(
+        given.data,
+        folder=folder,
+        image_size=given.image_size,
+        augment=given.augment,
+        train_size=given.train_size,
+        validation_size=given.validation_size,
+    )
     torch.manual_seed(given.seed)  # the same weights in every process
     model = _model(given, data)
     channels_last = _channels_last(given, model, process)
@@ -184,7 +193,25 @@ def _settings(given: Configuration, data: Data, channels_last: bool) -> Settings
     if workers is None:
         workers = _usual_workers() if data.train.slow else 0
     same = {own.name: getattr(given, own.name) for own in fields(Settings)}
-    return Settings(**(same | {"channels_last": channels_last, "workers": workers}))
+    made = {"channels_last": channels_last, "workers": workers, "marks": _marks(given)}
+    return Settings(**(same | made))
+
+
+def _marks(given: Configuration) -> tuple[float, ...]:
+    """Where the rate falls, from a text such as "75/200,0.75"."""
+    if given.marks is None:
+        return USUAL_MARKS
+    if given.schedule != "step":
+        raise ValueError(
+            f"--marks {given.marks} was given, but the schedule is {given.schedule}. Leave it out, "
+            "or take --schedule step."
+        )
+    try:
+        return tuple(float(Fraction(mark.strip())) for mark in given.marks.split(","))
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(
+            f"--marks {given.marks!r} was given; write fractions of the run, such as 75/200,0.75."
+        ) from None
 
 
 def _usual_workers() -> int:

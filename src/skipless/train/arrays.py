@@ -77,6 +77,22 @@ def standardised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return images.float().sub_(mean[:, None, None]).div_(std[:, None, None])
 
 
+def shrunk(images: Tensor, size: int) -> Tensor:
+    """Square images of bytes brought to `size` pixels a side, each the mean of a square of theirs.
+
+    >>> shrunk(torch.tensor([[[[1, 3], [5, 7]]]], dtype=torch.uint8), 1)
+    tensor([[[[4]]]], dtype=torch.uint8)
+    """
+    own = images.shape[-1]
+    if not 1 <= size <= own or own % size:
+        raise ValueError(
+            f"An image size of {size} was asked for, but images of {own} x {own} can only be "
+            f"brought to a divisor of {own}. Give one, such as {own // 2}."
+        )
+    pooled = [F.avg_pool2d(some.float(), own // size) for some in images.split(1000)]
+    return torch.cat(pooled).round().to(torch.uint8)
+
+
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of every channel over all images and pixels.
 

@@ -97,8 +97,9 @@ def load_data(
 
     `folder` is where the files of `fashion-mnist` and `cifar10` are; otherwise they are looked for
     in $SKIPLESS_DATA, in ~/.cache/skipless, and where the system keeps them. `image_size` is the
-    side of the window that is taken from image files. `augment` overrides what is usual: CIFAR-10
-    and image files are shifted and mirrored, the others are not. With `train_size` or
+    side of the window that is taken from image files, and what the small data sets are averaged
+    down to. `augment` overrides what is usual: CIFAR-10 and image files are shifted and mirrored,
+    the others are not. With `train_size` or
     `validation_size` only so many samples are kept, drawn once and for all.
 
     >>> data = load_data("digits", train_size=100)
@@ -109,7 +110,7 @@ def load_data(
     _demand_known(name, kind, bool(colon), rest)
     _demand_fitting(name, kind, folder, image_size, augment)
     if kind in _STANDARD:
-        classes, shape, train, validation = _standard(kind, folder, augment)
+        classes, shape, train, validation = _standard(kind, folder, augment, image_size)
     elif kind == "synthetic":
         train, validation = synthetic(rest)
         classes, shape = train.num_classes, train.shape
@@ -127,15 +128,17 @@ def load_data(
 
 
 def _standard(
-    kind: str, folder: Path | None, augment: bool | None
+    kind: str, folder: Path | None, augment: bool | None, size: int | None
 ) -> tuple[int, tuple[int, int, int], Split, Split]:
     match kind:
         case "digits":
-            return 10, (1, 8, 8), *digits(augment)
+            channels, (train, validation) = 1, digits(augment, size)
         case "fashion-mnist":
-            return 10, (1, 28, 28), *fashion_mnist(folder, augment)
+            channels, (train, validation) = 1, fashion_mnist(folder, augment, size)
         case _:
-            return 10, (3, 32, 32), *cifar10(folder, augment)
+            channels, (train, validation) = 3, cifar10(folder, augment, size)
+    side = train.images.shape[-1]
+    return 10, (channels, side, side), train, validation
 
 
 def _images(
@@ -172,10 +175,10 @@ def _demand_fitting(
             f"The folder {folder} was given for {name}, but only fashion-mnist and cifar10 are "
             "looked for in a folder. Leave it out."
         )
-    if image_size is not None and kind not in ("imagefolder", "parquet", "hf"):
+    if image_size is not None and kind == "synthetic":
         raise ValueError(
-            f"An image size of {image_size} was asked for, but the images of {name} have their "
-            "own. Leave it out."
+            f"An image size of {image_size} was asked for, but the name {name} says it already. "
+            "Leave it out."
         )
     if image_size is not None and image_size < 1:
         raise ValueError(f"An image size of {image_size} was asked for; give a positive one.")

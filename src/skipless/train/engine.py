@@ -74,7 +74,7 @@ class Engine:
         self.curved = optimizer if isinstance(optimizer, Curved) else None
         self.training, self.validation = _dealt(data, settings, process, normalize)
         self.total = settings.steps or settings.epochs * self.training.steps
-        self.schedule = Schedule(settings.schedule, self.total, self._warmup())
+        self.schedule = Schedule(settings.schedule, self.total, self._warmup(), settings.marks)
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         self.network = _parallel(model, process)

@@ -12,6 +12,8 @@ from typing import Literal, get_args
 
 ScheduleName = Literal["step", "cosine", "constant"]
 
+USUAL_MARKS = (4 / 9, 7 / 9)  # of the paper (appendix D)
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -36,7 +38,7 @@ class Schedule:
     name: ScheduleName
     total: int
     warmup: int = 0
-    marks: tuple[float, ...] = (4 / 9, 7 / 9)
+    marks: tuple[float, ...] = USUAL_MARKS
     decay: float = 0.1
 
     def __post_init__(self) -> None:

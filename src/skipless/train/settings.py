@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from .schedule import ScheduleName
+from .schedule import USUAL_MARKS, ScheduleName
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -26,6 +26,7 @@ class Settings:
     batch_size: int = 128
     steps: int | None = None  # instead of what `epochs` amounts to
     schedule: ScheduleName = "cosine"
+    marks: tuple[float, ...] = USUAL_MARKS  # of the schedule "step"
     warmup: float | None = None  # epochs; the paper's 5, but at most a tenth of the run
     label_smoothing: float = 0.1
     accumulate: int = 1

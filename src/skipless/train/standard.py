@@ -9,9 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from .arrays import ArraySplit, channel_statistics
+from .arrays import ArraySplit, channel_statistics, shrunk
 from .formats import Bytes, Labelled, read_cifar, read_idx
 from .places import CIFAR10, CIFAR10_PARTS, FASHION_MNIST, Place
 
@@ -28,7 +27,7 @@ class Augmentation:
     usual: bool
 
 
-def digits(augment: bool | None) -> tuple[ArraySplit, ArraySplit]:
+def digits(augment: bool | None, size: int | None = None) -> tuple[ArraySplit, ArraySplit]:
     """1,437 training and 360 validation images of 8 x 8 handwritten digits, from scikit-learn.
 
     The validation part holds a fifth of every class, drawn once and for all.
@@ -51,10 +50,13 @@ def digits(augment: bool | None) -> tuple[ArraySplit, ArraySplit]:
         (images[validation], numbers[validation]),
         Augmentation(pad=1, flip=False, usual=False),  # a mirrored digit is none
         augment,
+        size,
     )
 
 
-def fashion_mnist(folder: Path | None, augment: bool | None) -> tuple[ArraySplit, ArraySplit]:
+def fashion_mnist(
+    folder: Path | None, augment: bool | None, size: int | None = None
+) -> tuple[ArraySplit, ArraySplit]:
     """60,000 training and 10,000 validation images of 28 x 28 pieces of clothing."""
     there = FASHION_MNIST.folder(folder)
     arrays = [_read(FASHION_MNIST, there, file, folder, read_idx) for file in FASHION_MNIST.files]
@@ -63,6 +65,7 @@ def fashion_mnist(folder: Path | None, augment: bool | None) -> tuple[ArraySplit
         _clothing(arrays[2:], FASHION_MNIST_TEST, f"The t10k files in {there}", folder),
         Augmentation(pad=4, flip=True, usual=False),
         augment,
+        size,
     )
 
 
@@ -80,7 +83,9 @@ def _clothing(arrays: list[Bytes], count: int, files: str, given: Path | None) -
     )
 
 
-def cifar10(folder: Path | None, augment: bool | None) -> tuple[ArraySplit, ArraySplit]:
+def cifar10(
+    folder: Path | None, augment: bool | None, size: int | None = None
+) -> tuple[ArraySplit, ArraySplit]:
     """50,000 training and 10,000 validation images of 32 x 32 in colour."""
     there = CIFAR10.folder(folder)
     batches = [_read(CIFAR10, there, file, folder, read_cifar) for file in CIFAR10_PARTS]
@@ -90,6 +95,7 @@ def cifar10(folder: Path | None, augment: bool | None) -> tuple[ArraySplit, Arra
         batches[-1],
         Augmentation(pad=4, flip=True, usual=True),
         augment,
+        size,
     )
 
 
@@ -104,14 +110,21 @@ def _read(
 
 
 def _splits(
-    train: Labelled, validation: Labelled, augmentation: Augmentation, augment: bool | None
+    train: Labelled,
+    validation: Labelled,
+    augmentation: Augmentation,
+    augment: bool | None,
+    size: int | None,
 ) -> tuple[ArraySplit, ArraySplit]:
-    images, labels = (torch.from_numpy(array) for array in train)
-    mean, std = channel_statistics(images)
+    images, held_out = (torch.from_numpy(part[0]) for part in (train, validation))
+    labels, held_out_labels = (torch.from_numpy(part[1]) for part in (train, validation))
     on = augmentation.usual if augment is None else augment
     pad, flip = (augmentation.pad, augmentation.flip) if on else (0, False)
-    held_out: list[Tensor] = [torch.from_numpy(array) for array in validation]
+    if size is not None:
+        pad = round(pad * size / images.shape[-1])
+        images, held_out = shrunk(images, size), shrunk(held_out, size)
+    mean, std = channel_statistics(images)
     return (
         ArraySplit(images, labels, mean, std, pad, flip),
-        ArraySplit(held_out[0], held_out[1], mean, std),
+        ArraySplit(held_out, held_out_labels, mean, std),
     )
