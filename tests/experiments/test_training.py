@@ -18,21 +18,54 @@ SMALL = Configuration(model="mlp:14", width=8, norm="batch", steps=3, device="cp
 
 def test_what_the_engine_can_be_told_it_is_told() -> None:
     other = {
-        "epochs": 3, "batch_size": 24, "steps": 5, "schedule": "step", "warmup": 0.5,
+        "epochs": 3, "batch_size": 24, "steps": 5, "schedule": "step", "marks": "75/200, 0.75",
+        "warmup": 0.5,
         "label_smoothing": 0.3, "accumulate": 2, "precision": "bfloat16", "channels_last": True,
         "compile": True, "average": 0.7, "clip": 2.0, "seed": 9, "workers": 3, "log_every": 4,
         "evaluate_every": 2, "checkpoint_every": 6, "keep": 8,
     }  # fmt: skip
     assert other.keys() == {own.name for own in fields(Settings)}
     given = Configuration.of(SMALL.as_mapping(), other)
-    assert assembled(given, Process()).settings == Settings(**other)
+    told = replace(Settings(), **{**other, "marks": (0.375, 0.75)})
+    assert assembled(given, Process()).settings == told
 
 
 def test_usual_values_of_engine_and_command_line_are_the_same() -> None:
     usual = Configuration()
     for own in fields(Settings):
-        if own.name not in ("channels_last", "workers"):  # which the network and the data decide
+        if own.name == "marks":
+            assert assembled(SMALL, Process()).settings.marks == own.default == (4 / 9, 7 / 9)
+        elif own.name not in ("channels_last", "workers"):  # which network and data decide
             assert getattr(usual, own.name) == own.default
+
+
+@pytest.mark.parametrize("marks", ["half", "1/0", "", "0.5,", "0.7,0.3", "0,0.5", "1.5"])
+def test_marks_that_are_no_rising_fractions_are_refused(marks: str, tmp_path: Path) -> None:
+    given = replace(SMALL, schedule="step", marks=marks)
+    with pytest.raises(ValueError, match=r"--marks|fall at"):
+        train(given, tmp_path / "run", progress=False)
+
+
+def test_marks_belong_to_the_step_schedule() -> None:
+    with pytest.raises(ValueError, match="the schedule is cosine"):
+        assembled(replace(SMALL, marks="0.5"), Process())
+
+
+def test_data_is_as_small_as_asked_for() -> None:
+    given = replace(SMALL, model="wide_resnet10", width=1.0, train_size=30, validation_size=7)
+    parts = assembled(replace(given, image_size=4), Process())
+    assert (len(parts.data.train), len(parts.data.validation)) == (30, 7)
+    assert parts.data.shape == (1, 4, 4)
+
+
+def test_all_of_a_kernel_is_drawn_without_delta() -> None:
+    given = replace(SMALL, model="wide_resnet10", width=1.0, distribution="gaussian")
+    for delta, drawn in ((True, 1), (False, 9)):
+        weight = next(
+            p for p in assembled(replace(given, delta=delta), Process()).model.parameters()
+            if p.dim() == 4 and p.shape[2:] == (3, 3)
+        )  # fmt: skip
+        assert int((weight != 0).any(dim=(0, 1)).sum()) == drawn
 
 
 def test_convolutions_are_laid_out_channels_last_and_others_are_not() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from skipless.train.arrays import ArraySplit, channel_statistics, shifted_and_flipped
 from skipless.train.data import data_names, load_data
+from skipless.train.standard import Augmentation, _splits
 
 
 def pixels(*shape: int) -> Tensor:
@@ -79,6 +80,35 @@ def test_digits_are_those_of_scikit_learn_each_in_one_part_only() -> None:
     # A fifth of every class, to the nearest image.
     held_out = np.bincount(labels[1437:], minlength=10)
     assert np.abs(held_out - np.bincount(numbers) / 1797 * 360).max() <= 1
+
+
+def test_smaller_digits_are_means_of_squares_standardised_as_such() -> None:
+    whole, small = (load_data("digits", image_size=size) for size in (None, 4))
+    assert small.shape == (1, 4, 4)
+    for whole_part, small_part in (
+        (whole.train, small.train),
+        (whole.validation, small.validation),
+    ):
+        assert isinstance(whole_part, ArraySplit)
+        assert isinstance(small_part, ArraySplit)
+        squares = whole_part.images.numpy().reshape(-1, 1, 4, 2, 4, 2)
+        means = np.rint(squares.mean(axis=(3, 5)))
+        assert np.array_equal(small_part.images.numpy(), means)
+        assert torch.equal(small_part.labels, whole_part.labels)
+    train = small.train.load(range(1437), None)[0].double()
+    assert abs(float(train.mean())) < 1e-6
+    assert abs(float(train.std(correction=0)) - 1) < 1e-6
+
+
+def test_smaller_images_are_shifted_by_less() -> None:
+    part = load_data("digits", image_size=4, augment=True).train
+    assert isinstance(part, ArraySplit)
+    assert part.pad == 0  # half of the pixel that whole digits are shifted by, to the even side
+    images = np.zeros((2, 1, 32, 32), dtype=np.uint8)
+    labels = np.zeros(2, dtype=np.int64)
+    given = Augmentation(pad=4, flip=True, usual=True)
+    assert _splits((images, labels), (images, labels), given, None, 8)[0].pad == 1
+    assert _splits((images, labels), (images, labels), given, None, None)[0].pad == 4
 
 
 def test_digits_are_augmented_only_on_demand_and_never_mirrored() -> None:
@@ -154,7 +184,7 @@ def test_a_wrong_name_is_answered_by_the_right_ones(name: str, message: str) -> 
     ("options", "message"),
     [
         ({"folder": Path("here")}, "only fashion-mnist and cifar10 are looked for in a folder"),
-        ({"image_size": 224}, "the images of digits have their own"),
+        ({"image_size": 3}, "can only be brought to a divisor of 8"),
         (
             {"train_size": 1438},
             "1438 training samples of digits were asked for, but there are 1437",

@@ -8,6 +8,7 @@ import tomllib
 import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -44,6 +45,7 @@ class Configuration:
     clamp: bool = _told(False, "Take the nearest target within reach.")
     dropout: float = _told(0.0, "Of the layer before the logits.")
     distribution: Literal["orthogonal", "gaussian"] = _told("orthogonal", "Of initial weights.")
+    delta: bool = _told(True, "Only the centre of a kernel is drawn, the rest of it is zero.")
 
     data: str = _told(
         "digits",
@@ -143,9 +145,11 @@ class Configuration:
         return new
 
 
+@cache
 def option_types() -> dict[str, Any]:
     """The type of each value, by name."""
-    return {own.name: get_type_hints(Configuration)[own.name] for own in fields(Configuration)}
+    hints = get_type_hints(Configuration)
+    return {own.name: hints[own.name] for own in fields(Configuration)}
 
 
 def from_file(path: Path) -> dict[str, object]:

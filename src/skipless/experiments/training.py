@@ -73,7 +73,7 @@ def assembled(configuration: Configuration, process: Process) -> Assembly:
         validation_size=given.validation_size,
     )
     torch.manual_seed(given.seed)  # the same weights in every process
-    model = _model(given, data)
+    model = network(given, data.shape, data.num_classes)
     channels_last = _channels_last(given, model, process)
     layout = torch.channels_last if channels_last else torch.preserve_format
     model = model.to(process.device)
@@ -163,8 +163,9 @@ def method_in(configuration: Configuration) -> Method | None:
     return None
 
 
-def _model(given: Configuration, data: Data) -> ResNet | MLP:
-    channels, height, width = data.shape
+def network(given: Configuration, shape: tuple[int, int, int], num_classes: int) -> ResNet | MLP:
+    """The network that a configuration asks for, for images of a shape."""
+    channels, height, width = shape
     method = method_in(given)
     weight = given.shortcut_weight
     has_shortcuts = parsed(given.model)[0] != "mlp"
@@ -172,7 +173,7 @@ def _model(given: Configuration, data: Data) -> ResNet | MLP:
         weight = 0.0  # what shaping is for
     return create_model(
         given.model,
-        num_classes=data.num_classes,
+        num_classes=num_classes,
         in_channels=channels + (given.normalize == "location"),
         input_size=(height, width),
         width=given.width,
@@ -184,6 +185,7 @@ def _model(given: Configuration, data: Data) -> ResNet | MLP:
         clamp=given.clamp,
         dropout=given.dropout,
         distribution=given.distribution,
+        delta=given.delta,
     )
 
 

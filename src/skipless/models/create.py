@@ -37,6 +37,7 @@ def create_model(
     clamp: bool = False,
     dropout: float = 0.0,
     distribution: Distribution = "orthogonal",
+    delta: bool = True,
     generator: torch.Generator | None = None,
 ) -> ResNet | MLP:
     r"""The network called `name`, a new `nn.Module` with freshly drawn weights.
@@ -60,8 +61,9 @@ def create_model(
     `activation="prelu"`, with slopes that are trained from `negative_slope` on (0.25), has none.
     Where layers are normalised, weights keep q = 1: $\sigma_w^2 = 1 / E[\varphi(z)^2]$.
 
-    Weights are Orthogonal Delta ones, or Gaussian at the centre by `distribution`; `dropout` acts
-    before the logits. Random numbers come from `generator`, or from torch's own.
+    Weights are Orthogonal Delta ones, or Gaussian at the centre by `distribution`; without `delta`
+    all of a kernel is drawn. `dropout` acts before the logits. Random numbers come from
+    `generator`, or from torch's own.
 
     >>> model = create_model("mlp20", in_channels=1, input_size=8, num_classes=10, width=32)
     >>> model.shaping.solution.targets["mu0"], model(torch.zeros(5, 1, 8, 8)).shape
@@ -83,6 +85,7 @@ def create_model(
         sigma_w=choice.sigma_w,
         sigma_b=choice.sigma_b,
         distribution=distribution,
+        delta=delta,
         generator=generator,
     )
     network.shaping = choice.shaping
