@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from browser import Browser, chromium
+from html_pages import CHARTS, CONTRAST, Reader, fetched
 from skipless.record import Journal, Record, write_run
 from skipless.report.c_maps import CMapCurve
 from skipless.report.comparison import Comparison, Contestant, conclusion, results_table
@@ -22,10 +21,6 @@ NAN = math.nan
 RATES = (0.01, 0.1, 1.0)
 NAMES = ("relu", "t<relu", "resnet")
 LONG_NAMES = ("Vanilla, ReLU (EOC)", "Vanilla, TReLU (TAT)", "ResNet with BatchNorm")
-# https://html.spec.whatwg.org/multipage/syntax.html#void-elements, as far as the page has them.
-VOID = {"meta", "link"}
-# Attributes by which HTML and SVG fetch something.
-FETCHING = {"src", "href", "xlink:href", "srcset", "data", "poster", "action", "background"}
 
 
 def record(folder: Path, top1: float, losses: Sequence[float] = (2.3, 0.7, 0.25)) -> Record:
@@ -79,40 +74,6 @@ def comparison(
     )
 
 
-class Reader(HTMLParser):
-    """Notes every element and text, and fails where a tag is not closed in its turn."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[tuple[str, str]] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if data.strip():
-            self.texts.append((self.open[-1], data))
-
-    def count(self, tag: str) -> int:
-        return sum(name == tag for name, _ in self.elements)
-
-    def within(self, tag: str) -> list[str]:
-        return [text for name, text in self.texts if name == tag]
-
-
 @pytest.fixture
 def example(tmp_path: Path) -> Comparison:
     return comparison(tmp_path, relu=0.25, trelu=0.96, resnet=0.97)
@@ -132,12 +93,8 @@ def test_the_page_is_well_formed_and_has_every_part_once(example: Comparison) ->
 
 
 def test_the_page_fetches_nothing(example: Comparison) -> None:
-    text = page(example)
-    found = Reader(text)
-    fetched = [own[k] for _, own in found.elements for k in FETCHING & own.keys()]
-    assert fetched == ["data:,"]  # the icon that a browser would ask for otherwise
-    assert not re.search(r"https?:|//|url\(|@import|@font-face", text)
-    assert found.count("script") == 0
+    assert fetched(page(example)) == []
+    assert "data:," in page(example)  # the icon that a browser would ask for otherwise
 
 
 def test_words_from_outside_are_escaped(example: Comparison) -> None:
@@ -251,20 +208,6 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
-CHARTS = """
-return [...document.querySelectorAll("figure svg.chart")].map(svg => {
-  const box = svg.getBoundingClientRect();
-  const clipped = [...svg.querySelectorAll("text, path, circle")].filter(part => {
-    const own = part.getBoundingClientRect();
-    return own.left < box.left - 1 || own.right > box.right + 1
-      || own.top < box.top - 1 || own.bottom > box.bottom + 1;
-  });
-  const lines = [...svg.querySelectorAll(".line")].map(line => line.getTotalLength());
-  return {width: box.width, height: box.height, lines, clipped: clipped.map(p => p.outerHTML)};
-});
-"""
-
-
 @pytest.mark.parametrize("width", [400, 1200])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_every_chart_whole_on_any_screen(
@@ -283,22 +226,6 @@ def test_a_browser_shows_every_chart_whole_on_any_screen(
         assert min(chart["lines"]) > 30
         assert chart["clipped"] == []
     assert browser.run("return document.documentElement.scrollWidth") <= width
-
-
-CONTRAST = """
-const level = colour => {
-  const [r, g, b] = colour.match(/[0-9.]+/g).slice(0, 3).map(v => v / 255)
-    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-};
-const paper = level(getComputedStyle(document.body).backgroundColor);
-const words = [...document.querySelectorAll("p, li, td, th, caption, figcaption, b, .description")]
-  .map(part => getComputedStyle(part).color);
-const drawn = [...document.querySelectorAll("svg.chart text")]
-  .map(part => getComputedStyle(part).fill);
-return [paper, Math.min(...[...words, ...drawn].map(level).map(
-  own => (Math.max(own, paper) + 0.05) / (Math.min(own, paper) + 0.05)))];
-"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

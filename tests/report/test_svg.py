@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,18 @@ from hypothesis import strategies as st
 
 from skipless.record import Record
 from skipless.report.charts import epochs
-from skipless.report.svg import Axis, Chart, Line, apart, drawn, linear_axis, logarithmic_axis
+from skipless.report.labels import apart
+from skipless.report.style import page_style
+from skipless.report.svg import (
+    STYLES,
+    Axis,
+    Chart,
+    Line,
+    drawn,
+    linear_axis,
+    logarithmic_axis,
+    standalone,
+)
 
 
 def paths(svg: str, kind: str) -> list[str]:
@@ -88,3 +101,97 @@ def test_a_long_series_is_thinned_and_keeps_its_end() -> None:
     found = epochs(Record(Path(), {}, rows), "train", "loss")
     assert 300 <= len(found) <= 400
     assert found[-1] == (300.0, 3000.0)
+
+
+def one_of_each_style(key: bool = False) -> Chart:
+    points = [(0.0, 1.0), (5.0, 4.0)]
+    lines = tuple(Line(f"line {n}", f"{n} < 9", n, points) for n in range(STYLES))
+    return Chart("T & t", "D", linear_axis("", 0, 5), linear_axis("", 0, 5), lines, key=key)
+
+
+def test_six_lines_differ_in_colour_dash_and_mark() -> None:
+    svg = standalone(one_of_each_style())
+    assert STYLES == 6
+    shapes = [re.sub(r"^M[\d.]+ [\d.]+", "", path) for path in paths(svg, "mark")]
+    assert len(set(shapes)) == 6
+    for kind in ("s", "f", "t"):
+        colours = re.findall(rf"\.{kind}\d {{ (?:stroke|fill): (#\w+); }}", svg)
+        assert len(colours) == len(set(colours)) == 6
+    dashes = re.findall(r"\.line\.s\d { stroke-dasharray: ([\d ]+); }", svg)
+    assert len(set(dashes)) == 5  # and one line is whole
+
+
+def luminance(colour: str) -> float:
+    """https://www.w3.org/TR/WCAG22/#dfn-relative-luminance."""
+    levels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in levels]
+    return sum(share * v for share, v in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_every_colour_of_words_is_legible_on_light_and_dark_pages() -> None:
+    schemes = re.findall(r":root \{([^}]*--page[^}]*)\}", page_style())
+    assert len(schemes) == 2
+    for scheme in schemes:
+        colours = dict(re.findall(r"--(\w+): (#\w{6})", scheme))
+        words = [*(f"c{n}" for n in range(STYLES)), "text", "quiet", "good", "bad"]
+        for name in words:
+            one, other = sorted(luminance(colours[which]) for which in (name, "page"))
+            assert (other + 0.05) / (one + 0.05) >= 4.5, name
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_a_file_is_xml_with_its_colours_written_out(key: bool) -> None:
+    chart = one_of_each_style(key)
+    svg = standalone(chart)
+    root = ElementTree.fromstring(svg)
+    space = "{http://www.w3.org/2000/svg}"
+    assert root.tag == f"{space}svg"
+    assert "var(" not in svg
+    assert root.findtext(f"{space}title") == "T & t"
+    left, top, width, height = map(float, root.attrib["viewBox"].split())
+    (paper,) = root.iter(f"{space}rect")
+    assert [float(paper.attrib[name]) for name in ("x", "y", "width", "height")] == [
+        left, top, width, height,
+    ]  # fmt: skip
+    assert paper.attrib["fill"] == "#ffffff"
+    for text in root.iter(f"{space}text"):
+        assert 0 <= float(text.attrib["y"]) <= top + height
+    values = [text for text in root.itertext() if text.strip().endswith("< 9")]
+    assert len(values) == STYLES
+    assert re.findall(r"\d\.\d{2,}", svg.split("</style>")[1]) == []  # rounded
+
+
+def test_a_page_shows_the_same_drawing_as_the_file() -> None:
+    chart = one_of_each_style()
+    inside = drawn(chart).split("\n")[1:-1]
+    assert "\n".join(inside) in standalone(chart)
+
+
+def test_error_bars_span_their_lengths_and_end_at_the_axis() -> None:
+    points = [(0.0, 2.0), (1.0, math.nan), (2.0, 2.0), (3.0, 4.5), (4.0, 1.0)]
+    line = Line("", "", 0, points, bars=[1.0, 1.0, math.nan, 2.0, 0.0])
+    axes = linear_axis("", 0, 5), linear_axis("", 0, 5)
+    svg = drawn(Chart("", "", *axes, (line,)))
+    down = [numbers(path)[1] for path in paths(svg, "grid") if "H" in path]  # of 0, 1, ... 5
+    across = [numbers(path)[0] for path in paths(svg, "grid") if "V" in path]
+    first, last = [numbers(path) for path in paths(svg, "bar")]
+    assert first == [across[0], down[3], down[1]]
+    assert last == [across[3], down[5], pytest.approx((down[2] + down[3]) / 2, abs=0.1)]
+
+
+def test_error_bars_for_other_points_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"1 error bars were given for the 2 points of 'a'"):
+        Line("a", "", 0, [(0.0, 1.0), (1.0, 1.0)], bars=[0.5])
+
+
+def test_labels_of_many_lines_make_the_chart_higher_and_do_not_overlap() -> None:
+    points = [(0.0, 1.0), (5.0, 4.0)]
+    name = "2026-11-16T05-42-22-resnet50-digits"
+    lines = tuple(Line(name, "97.2%", n, points) for n in range(STYLES))
+    svg = drawn(Chart("", "", linear_axis("", 0, 5), linear_axis("", 0, 5), lines))
+    (height,) = re.findall(r'viewBox="0 0 400 (\d+)"', svg)
+    rows = [float(y) for y in re.findall(r'class="label[^"]*" x="[\d.]+" y="([\d.]+)"', svg)]
+    assert rows == sorted(rows)
+    assert min(b - a for a, b in pairwise(rows)) >= 14
+    assert rows[0] >= 10
+    assert rows[-1] <= float(height)

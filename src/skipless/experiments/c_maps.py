@@ -44,6 +44,11 @@ def c_map_curve(
 ) -> tuple[Solution, CMapCurve]:
     """The solution and its local C map, global C map, and c value behind every activation."""
     solution = solve(graph, method, activation or usual_activation(method), clamp=clamp)
+    return solution, solved_curve(graph, method, solution)
+
+
+def solved_curve(graph: Graph, method: Method, solution: Solution) -> CMapCurve:
+    """The maps of a network whose activation was solved for."""
     c = np.linspace(-1.0, 1.0, 401)
     along = propagate(
         graph, q_map=lambda q: q, c_map=lambda c, _: float(solution.c_map(np.asarray(c)))
@@ -53,11 +58,10 @@ def c_map_curve(
         for node, point in zip(graph.nodes, along, strict=True)
         if isinstance(node, Activation)
     ]
-    curve = CMapCurve(
+    return CMapCurve(
         label=label(method, solution),
         c=c,
         local_map=solution.c_map(c),
         global_map=fold(graph, solution.c_map, c),
         layers=np.array([0.0, *layers]),
     )
-    return solution, curve

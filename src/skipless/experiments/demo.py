@@ -18,16 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skipless.record import RUN, Record
-from skipless.report.c_maps import CMapCurve
 from skipless.report.comparison import Comparison, Contestant, conclusion, results_table
 from skipless.report.page import write_page
 from skipless.train.data import load_data
-from skipless.train.process import Process
 
-from .c_maps import c_map_curve
 from .configuration import Configuration
 from .grid import trained
-from .training import assembled, method_in
+from .run_report import network_curve
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 BASE = Configuration(
@@ -140,7 +137,7 @@ def _contestant(network: Network, runs: Mapping[float, Record]) -> Contestant:
         given.shortcut_weight is None,
         given.shortcut_weight is None,
         int(str(record.run["parameters"])),
-        _curve(given),
+        network_curve(given),
         record,
         grid,
         next(reversed(record.series("train", "seconds")[1]), math.nan),
@@ -151,15 +148,6 @@ def _final(record: Record, all_epochs: int) -> float:
     """The last validation accuracy, or NaN for a run that did not come to its end."""
     epochs, accuracies = (record.series("validation", name)[1] for name in ("epoch", "top1"))
     return accuracies[-1] if epochs and epochs[-1] == all_epochs else math.nan
-
-
-def _curve(given: Configuration) -> CMapCurve | None:
-    """The C maps of the network that was trained, where there are any."""
-    shaping = assembled(given, Process()).model.shaping
-    method = method_in(given)
-    if shaping is None or method is None:
-        return None
-    return c_map_curve(shaping.graph, method, given.activation)[1]
 
 
 if __name__ == "__main__":

@@ -45,3 +45,13 @@ class Section:
     verdicts: Sequence[Verdict] = ()
     charts: Sequence[Chart] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def demand_distinct(sections: Sequence[Section]) -> None:
+    """Refuse sections of one name, whose anchors and files would be the same."""
+    names = [section.name for section in sections]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(
+            f"{len(sections)} sections were to be reported, but more than one is called "
+            f"{twice[0]!r}. Give each a name of its own."
+        )

@@ -1,4 +1,4 @@
-"""Small line charts as SVG text, to stand inside an HTML page whose style sheet colours them."""
+"""Small line charts as SVG text: for an HTML page whose style sheet colours them, or for a file."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from textwrap import wrap
+
+from .labels import GAP, apart, balanced
+from .style import chart_style, light_colours
 
 WIDTH, HEIGHT = 400, 300
 LEFT, TOP, BOTTOM = 58, 46, 50
 RIGHT_OF_LABELS, RIGHT_OF_KEY = 104, 32
 
-STYLES = 4  # colours and dashes in the style sheet, marks below; a fifth line looks like the first
+STYLES = 6  # colours and dashes in chart.css, marks below; a seventh line looks like the first
 
 _LINE_HEIGHT = 14
-_LABEL_WIDTH = 12  # characters
+_LABEL_WIDTH, _KEY_WIDTH = 12, 54  # characters
+_MOST_IN_CORNER, _LONGEST_IN_CORNER = 3, 40  # lines, and characters of their names
+_MARGIN = 12  # of a file
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Line:
 
     `value` is written below the label. `marked` are the numbers of the points that get a mark, by
     themselves only the last; `ringed` is the number of one with a ring around it, and `broken_off`
-    puts a cross at the last point.
+    puts a cross at the last point. `bars` are the half lengths of error bars, one for each point.
     """
 
     label: str
@@ -51,6 +55,14 @@ class Line:
     marked: Sequence[int] = (-1,)
     ringed: int | None = None
     broken_off: bool = False
+    bars: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        if self.bars and len(self.bars) != len(self.points):
+            raise ValueError(
+                f"{len(self.bars)} error bars were given for the {len(self.points)} points of "
+                f"{self.label!r}. Give one for each point, NaN for none."
+            )
 
     @property
     def finite(self) -> list[tuple[float, float]]:
@@ -62,6 +74,7 @@ class Line:
 class Chart:
     """A chart of lines; `key` names them in the lower right corner instead of at their ends.
 
+    Many or long names stand below the chart then, which is the higher for it.
     `guide` is a thin line for comparison, `crosses` are points of their own by style, and
     `description` says what is seen to those who do not see it.
     """
@@ -109,10 +122,35 @@ def logarithmic_axis(name: str, values: Sequence[float]) -> Axis:
 def drawn(chart: Chart) -> str:
     """The chart as an `<svg>` element without ids, so that a page may hold many."""
     frame = _Frame(chart)
+    opening = (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {frame.height}" role="img" '
+        f'aria-label="{escape(chart.description)}">'
+    )
+    return "\n".join([opening, *_parts(frame), "</svg>"])
+
+
+def standalone(chart: Chart) -> str:
+    """The chart as an SVG file of its own, in the light colours and on their background."""
+    frame = _Frame(chart)
+    wide, high = WIDTH + 2 * _MARGIN, frame.height + 2 * _MARGIN
+    box = f'x="-{_MARGIN}" y="-{_MARGIN}" width="{wide}" height="{high}"'
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" class="chart" '
+        f'viewBox="-{_MARGIN} -{_MARGIN} {wide} {high}" width="{wide}" height="{high}" role="img">',
+        f"<title>{escape(chart.title)}</title>",
+        f"<desc>{escape(chart.description)}</desc>",
+        f"<style>\n{chart_style()}</style>",
+        f'<rect {box} fill="{light_colours()["page"]}"/>',
+        *_parts(frame),
+        "</svg>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _parts(frame: _Frame) -> list[str]:
+    chart = frame.chart
     below = frame.bottom + 34 + 10 * any("\n" in words for _, words in chart.x.ticks)
     parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(chart.description)}">',
         _text(0, 14, chart.title, "title"),
         _text(0, 32, chart.y.name, "axis"),
         _text((frame.left + frame.right) / 2, below, chart.x.name, "axis", "middle"),
@@ -124,8 +162,8 @@ def drawn(chart: Chart) -> str:
         parts += _line(frame, line)
     for style, x, y in chart.crosses:
         parts.append(_cross(*frame.at(x, y), style))
-    parts += _key(frame) if chart.key else _end_labels(frame)
-    return "\n".join([*parts, "</svg>"])
+    names = _key_below if frame.key_below else _key if chart.key else _end_labels
+    return [*parts, *names(frame)]
 
 
 def swatch(style: int) -> str:
@@ -143,6 +181,20 @@ class _Frame:
         self.chart = chart
         self.left, self.top, self.bottom = LEFT, TOP, HEIGHT - BOTTOM
         self.right = WIDTH - (RIGHT_OF_KEY if chart.key else RIGHT_OF_LABELS)
+        self.height = HEIGHT
+        if self.key_below:
+            self.height += _LINE_HEIGHT * sum(map(len, map(_key_words, chart.lines))) + 2 * GAP
+        elif not chart.key:  # as high as the labels beside it
+            heights = [_label_height(line) + GAP for line in chart.lines if line.finite]
+            self.height = max(HEIGHT, sum(heights) + 8)
+            self.bottom = self.height - BOTTOM
+
+    @property
+    def key_below(self) -> bool:
+        """Whether the key is too large for its corner."""
+        lines = self.chart.lines
+        long = any(len(line.label) > _LONGEST_IN_CORNER for line in lines)
+        return self.chart.key and (long or len(lines) > _MOST_IN_CORNER)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         across, up = self.chart.x.place(x), self.chart.y.place(y)
@@ -178,7 +230,7 @@ def _ticks(frame: _Frame) -> list[str]:
 
 def _line(frame: _Frame, line: Line) -> list[str]:
     style = line.style % STYLES
-    parts = [f'<path class="line s{style}" d="{frame.path(line.points)}"/>']
+    parts = [*_bars(frame, line), f'<path class="line s{style}" d="{frame.path(line.points)}"/>']
     if line.broken_off and (finite := line.finite):
         return [*parts, _cross(*frame.at(*finite[-1]), line.style)]
     for number in line.marked if line.points else ():
@@ -190,56 +242,41 @@ def _line(frame: _Frame, line: Line) -> list[str]:
     return parts
 
 
+def _bars(frame: _Frame, line: Line) -> list[str]:
+    """Error bars, as far as they are within the axis."""
+    axis = frame.chart.y
+    parts = []
+    for (x, y), half in zip(line.points, line.bars, strict=False):
+        if math.isfinite(y) and math.isfinite(half) and half > 0:
+            across, top = frame.at(x, min(y + half, axis.high))
+            _, bottom = frame.at(x, max(y - half, axis.low))
+            path = f"M{across:.1f} {top:.1f}V{bottom:.1f}"
+            parts.append(f'<path class="bar s{line.style % STYLES}" d="{path}"/>')
+    return parts
+
+
+def _label_height(line: Line) -> int:
+    return _LINE_HEIGHT * (len(balanced(line.label, _LABEL_WIDTH)) + bool(line.value))
+
+
 def _end_labels(frame: _Frame) -> list[str]:
     """The lines' names right of their ends, moved apart where they would overlap."""
-    ends = []
-    for line in frame.chart.lines:
-        if finite := line.finite:
-            ends.append((*frame.at(*finite[-1]), line, balanced(line.label, _LABEL_WIDTH)))
-    ends.sort(key=lambda end: end[1])
-    heights = [_LINE_HEIGHT * (len(words) + bool(line.value)) for _, _, line, words in ends]
-    centres = apart([y for _, y, _, _ in ends], heights, 0, HEIGHT - 8)
+    lines = [(*frame.at(*line.finite[-1]), line) for line in frame.chart.lines if line.finite]
+    ends = sorted(lines, key=lambda end: end[1])
+    heights = [_label_height(line) for _, _, line in ends]
+    centres = apart([y for _, y, _ in ends], heights, 0, frame.height - 8)
     parts = []
-    for (x, y, line, words), height, centre in zip(ends, heights, centres, strict=True):
+    for (x, y, line), height, centre in zip(ends, heights, centres, strict=True):
         style, left = line.style % STYLES, frame.right + 18
         parts.append(
             f'<path class="leader s{style}" d="M{x + 6:.1f} {y:.1f}L{left - 3} {centre:.1f}"/>'
         )
+        words = balanced(line.label, _LABEL_WIDTH)
         for number, text in enumerate([*words, line.value] if line.value else words):
             down = centre - height / 2 + _LINE_HEIGHT * number + 11
             kind = "label" if number < len(words) else "label value"
             parts.append(_text(left, down, text, f"{kind} t{style}"))
     return parts
-
-
-def apart(
-    wanted: Sequence[float], heights: Sequence[float], low: float, high: float, gap: float = 5
-) -> list[float]:
-    """Centres near the wanted ones, which rise, such that boxes around them do not overlap.
-
-    >>> apart([10, 12, 50], [10, 10, 10], 0, 60, gap=0)
-    [10, 20.0, 50]
-    """
-    centres = list(wanted)
-    edge = low
-    for i, height in enumerate(heights):
-        centres[i] = max(centres[i], edge + height / 2)
-        edge = centres[i] + height / 2 + gap
-    edge = high
-    for i in reversed(range(len(centres))):
-        centres[i] = min(centres[i], edge - heights[i] / 2)
-        edge = centres[i] - heights[i] / 2 - gap
-    return centres
-
-
-def balanced(words: str, width: int) -> list[str]:
-    """Words in as few lines as `width` characters allow, and the lines as even as may be.
-
-    >>> balanced("Vanilla, TReLU (TAT)", 14)
-    ['Vanilla,', 'TReLU (TAT)']
-    """
-    fewest = len(wrap(words, width))
-    return next(lines for w in range(1, width + 1) if len(lines := wrap(words, w)) == fewest)
 
 
 def _key(frame: _Frame) -> list[str]:
@@ -248,21 +285,46 @@ def _key(frame: _Frame) -> list[str]:
     y = frame.bottom - 10 - 2 * _LINE_HEIGHT * len(frame.chart.lines)
     for line in frame.chart.lines:
         style, right = line.style % STYLES, frame.right - 44
-        parts.append(f'<path class="line s{style}" d="M{right + 6} {y + 7}h32"/>')
-        parts.append(_mark(right + 22, y + 7, line.style))
+        parts += _sample(right + 6, y + 7, line.style)
         parts.append(_text(right, y + 11, line.label, f"label t{style}", "end"))
         parts.append(_text(right, y + 24, line.value, f"label value t{style}", "end"))
         y += 2 * _LINE_HEIGHT
     return parts
 
 
+def _key_below(frame: _Frame) -> list[str]:
+    """The lines' names below each other, each behind a piece of its line."""
+    parts = []
+    y = HEIGHT + GAP
+    for line in frame.chart.lines:
+        parts += _sample(0, y + 7, line.style)
+        words = _key_words(line)
+        for number, text in enumerate(words, 1):
+            value = f' <tspan class="value">{escape(line.value)}</tspan>' * (number == len(words))
+            kind = f"label t{line.style % STYLES}"
+            parts.append(f'<text class="{kind}" x="40" y="{y + 11}">{escape(text)}{value}</text>')
+            y += _LINE_HEIGHT
+    return parts
+
+
+def _key_words(line: Line) -> list[str]:
+    """A line's name in the lines of a key below the chart, which leave room for its value."""
+    return balanced(line.label, max(_LABEL_WIDTH, _KEY_WIDTH - len(line.value))) or [""]
+
+
+def _sample(x: float, y: float, style: int) -> list[str]:
+    return [f'<path class="line s{style % STYLES}" d="M{x} {y}h32"/>', _mark(x + 16, y, style)]
+
+
 def _mark(x: float, y: float, style: int) -> str:
-    """A disc, a square, a triangle or a diamond: styles differ without colour, too."""
+    """A disc, square, triangle, diamond, triangle or star: styles differ without colour, too."""
     shape = (
         "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
         "m-3.5-3.5h7v7h-7z",
         "m0-5l4.6 8h-9.2z",
         "m0-5l5 5l-5 5l-5-5z",
+        "m0 5l4.6-8h-9.2z",
+        "m0.0-6.0l1.6 3.8l4.1 0.3l-3.1 2.7l1.0 4.0l-3.5-2.2l-3.5 2.2l1.0-4.0l-3.1-2.7l4.1-0.3z",
     )[style % STYLES]
     return f'<path class="mark f{style % STYLES}" d="M{x:.1f} {y:.1f}{shape}"/>'
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+_STARTS_AS_NUMBER = re.compile(r"[-−+±<>≤≥≈~]?\s?\.?\d")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -16,7 +19,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """
     cells = [list(header), *(list(row) for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    numeric = [all(row[i][:1] in "-.0123456789" for row in rows) for i in range(len(header))]
+    numeric = numeric_columns(len(header), rows)
     lines = [
         "  ".join(
             cell.rjust(width) if right else cell.ljust(width)
@@ -25,3 +28,25 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for row in [cells[0], ["-" * width for width in widths], *cells[1:]]
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def numeric_columns(count: int, rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Which columns are of numbers: those with more cells of numbers than of words.
+
+    Empty cells and dashes count as neither; "diverged" among accuracies is outvoted.
+
+    >>> numeric_columns(2, [["50 layers", "97.2%"], ["MLP", "diverged"], ["ResNet", "0.9 ± 0.1"]])
+    [False, True]
+    """
+    columns = [[row[i] for row in rows if row[i].strip(" -–—")] for i in range(count)]
+    return [sum(map(is_number, column)) * 2 > len(column) for column in columns]
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell starts as a number does, and has no more letters than other characters.
+
+    >>> [is_number(cell) for cell in ("−0.5", "12 of 20", "3e-4 s", "50-layer ResNet", "mlp50")]
+    [True, True, True, False, False]
+    """
+    letters = sum(character.isalpha() for character in cell)
+    return _STARTS_AS_NUMBER.match(cell) is not None and 2 * letters <= len(cell.replace(" ", ""))

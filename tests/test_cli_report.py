@@ -1,0 +1,137 @@
+"""`skipless report`, as users call it."""
+
+import json
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from html_pages import Reader, fetched
+from skipless.cli import main
+from skipless.experiments.configuration import Configuration
+from skipless.record import RUN, Journal, write_run
+from skipless.report.sections import Section
+
+SHAPED = Configuration(model="mlp:14", method="tat", eta=0.8, data="imagefolder:/no/such", epochs=2)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two runs, one of them a level deeper."""
+    for name, top1 in (("first", 0.875), ("deep/second", 0.5)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        write_run(folder, {"configuration": SHAPED.as_mapping(), "solution": {}})
+        journal = Journal(folder)
+        for epoch in (1, 2):
+            at = {"epoch": epoch, "loss": 1 / epoch, "seconds": 7.0 * epoch}
+            journal.append("train", 10 * epoch, {**at, "accuracy": 0.25})
+            journal.append("validation", 10 * epoch, {**at, "top1": top1})
+    return tmp_path / "runs"
+
+
+def test_runs_at_any_depth_become_one_page(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert main(["report", str(runs), str(runs / "first"), "-o", str(page)]) == 0
+    told = capsys.readouterr()
+    assert told.out.strip() == str(page)
+    assert told.err == ""
+    text = page.read_text(encoding="utf-8")
+    found = Reader(text)
+    assert fetched(text) == []
+    rest = ["mlp:14, tat", "sgd", "default", "2", "25.0%", "0.5"]
+    assert found.within("td") == [*rest, "50.0%", "50.0%", "14", *rest, "87.5%", "87.5%", "14"]
+    assert found.within("th")[-2:] == ["second", "first"]
+    titles = [word for tag, word in found.texts if tag == "text"]
+    assert {"Training loss", "Validation accuracy", "From input to output"} <= set(titles)
+    assert "c: 0 → 0.800" in titles  # η is C_f(0)
+
+
+def test_results_of_experiments_go_beside_runs(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Path] = []
+
+    def pages_of(paths: Sequence[Path]) -> list[Section]:
+        given.extend(paths)
+        return [Section("table-1", "Table 1", "", ["c"], [["0.123"]])]
+
+    reproduce = types.ModuleType("reproduce")
+    monkeypatch.setattr(reproduce, "pages_of", pages_of, raising=False)
+    monkeypatch.setitem(sys.modules, "skipless.experiments.reproduce", reproduce)
+    (tmp_path / "results").mkdir()
+    files = [tmp_path / "results" / "figure-2.jsonl", tmp_path / "table-1.jsonl"]
+    for file in files:
+        file.write_text("{}\n")
+    page = tmp_path / "page.html"
+    arguments = [str(runs), str(tmp_path / "results"), str(files[1]), "-o", str(page)]
+    assert main(["report", *arguments]) == 0
+    assert given == files
+    found = Reader(page.read_text(encoding="utf-8"))
+    assert found.within("h2") == ["What the runs reached", "Table 1"]
+    assert found.within("h1") == ["Runs and results"]
+
+
+def test_without_torch_the_page_is_written_without_c_maps(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "skipless.experiments.training", None)
+    page = tmp_path / "page.html"
+    assert main(["report", str(runs), "-o", str(page)]) == 0
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: the report has no C maps of")
+    assert "Validation accuracy" in page.read_text(encoding="utf-8")
+    assert "From input to output" not in page.read_text(encoding="utf-8")
+
+
+def test_a_damaged_run_among_others_is_left_out_with_a_note(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs / "first" / RUN).write_text("{")
+    page = tmp_path / "page.html"
+    assert main(["report", str(runs), "-o", str(page)]) == 0
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "is damaged" in note
+    assert "second" in page.read_text(encoding="utf-8")
+    assert main(["report", str(runs / "first"), "-o", str(page)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "Missing argument 'RECORDS...'"),
+        (["missing"], "missing was to be reported, which does not exist. Name a folder of a run"),
+        (["empty"], "empty was to be reported, but there is nothing to report in it."),
+        (["notes.txt"], "notes.txt was to be reported, which is no record."),
+        (["runs/first/metrics.jsonl"], "which is no record. Name a folder of a run"),
+        (["runs", "-o", "no/page.html"], "there is no folder no. Make it first: mkdir -p no"),
+        (["runs", "-o", "empty"], "which is a folder. Name a file: empty/runs.html"),
+        (["runs", "-o", "page.pdf"], "page.pdf, which does not end in .html."),
+    ],
+)
+def test_a_mistake_gets_one_line_and_exit_code_2(
+    runs: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    says: str,
+) -> None:
+    monkeypatch.chdir(runs.parent)
+    Path("empty").mkdir()
+    Path("notes.txt").write_text(json.dumps({}))
+    before = sorted(runs.parent.rglob("*"))
+    assert main(["report", *arguments]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert len(told.err.splitlines()) == 1
+    assert says in told.err
+    assert sorted(runs.parent.rglob("*")) == before
+
+
+def test_the_help_shows_how(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--help"]) == 0
+    assert "skipless report runs -o runs.html" in capsys.readouterr().out
