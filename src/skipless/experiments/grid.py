@@ -15,6 +15,7 @@ from skipless.record import METRICS, RUN, Record
 from skipless.train.process import cores, end_with_parent
 
 from .configuration import Configuration
+from .once import came_to_its_end
 
 
 def trained(
@@ -30,7 +31,7 @@ def trained(
         processes or cores(), mp_context=context, initializer=end_with_parent
     ) as pool:
         running = {
-            name: pool.submit(_run, configuration, folder / name)
+            name: pool.submit(came_to_its_end, configuration, folder / name)
             for name, configuration in configurations.items()
         }
         try:
@@ -41,20 +42,7 @@ def trained(
     return {name: Record.read(folder / name) for name in configurations}
 
 
-def _run(configuration: Configuration, folder: Path) -> None:
-    from skipless.train.engine import DivergedError
-
-    from .training import train
-
-    try:
-        ending, _ = train(configuration, folder, progress=False)
-    except DivergedError:
-        return
-    if not ending.finished:
-        raise InterruptedError(f"The run in {folder} was stopped.")
-
-
-def _watch(running: Mapping[str, Future[None]], folder: Path) -> None:
+def _watch(running: Mapping[str, Future[bool]], folder: Path) -> None:
     """Wait for all runs, showing what each of those under way tells of itself."""
     with tqdm(
         total=len(running), unit="run", dynamic_ncols=True, disable=not sys.stderr.isatty()
@@ -73,10 +61,11 @@ def _watch(running: Mapping[str, Future[None]], folder: Path) -> None:
 
 def _told(folder: Path, names: Iterable[str]) -> str:
     begun = (name for name in names if (folder / name / RUN).exists())
-    return "; ".join(f"{name} {_last(folder / name)}".rstrip() for name in begun)
+    return "; ".join(f"{name} {last_told(folder / name)}".rstrip() for name in begun)
 
 
-def _last(run: Path) -> str:
+def last_told(run: Path) -> str:
+    """The last evaluation of the run in a folder, if there was one."""
     if not (run / METRICS).exists():
         return ""
     epochs, accuracies = (Record.read(run).series("validation", n)[1] for n in ("epoch", "top1"))

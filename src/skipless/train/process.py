@@ -68,6 +68,8 @@ class Process:
 def joined(device: str = "auto", threads: int | None = None) -> Iterator[Process]:
     """This process, connected to the others if `torchrun` started several.
 
+    Several runs of one job share a connection that was made around them: the store of `torchrun`
+    keeps the addresses of an earlier one, and who comes first to the next would wait for these.
     On the CPU denormal numbers are taken as zero: in degenerate deep networks they are everywhere,
     and a hundred times slower than others. Call this before the first computation, because threads
     take the setting over when they start. Afterwards all settings are as before.
@@ -78,6 +80,9 @@ def joined(device: str = "auto", threads: int | None = None) -> Iterator[Process
     with _settings(threads):
         if world == 1:
             yield Process(device=chosen)
+            return
+        if dist.is_initialized():
+            yield Process(dist.get_rank(), world, chosen)
             return
         dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
         try:
