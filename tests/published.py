@@ -25,6 +25,40 @@ KFAC_PERIODS = {"curvature_period": 1, "inverse_period": 50}
 KFAC_RATES = (0.003, 0.001, 0.0003, 0.0001, 0.00003)
 
 
+# Appendix D and sections 5 and 5.4: what is searched over.
+RATES = {
+    "sgd": (1.0, 0.3, 0.1, 0.03, 0.01),
+    "kfac": KFAC_RATES,
+    "lars": (10.0, 3.0, 1.0, 0.3, 0.1),
+}
+L2 = (0.00005, 0.00002, 0.0)
+DROPOUTS = (0.2, 0.0)
+TAUS = (0.2, 0.3, 0.5)
+ZETAS = (1.5, 10.0, 100.0)
+
+# All tables and figures with their labels in the source, in the order of their numbers.
+FLOATS = [
+    ("figure", "fig:fig1"),
+    ("figure", "fig:cvalue"),
+    ("table", "table:comparison"),
+    ("table", "table:shortcut"),
+    ("table", "table:normalization"),
+    ("table", "table:overall"),
+    ("table", "table:eoc-aeoc"),
+    ("table", "table:prelu"),
+    ("table", "table:DKS"),
+    ("table", "table:bs-scaling"),
+    ("figure", "fig:optimizer"),
+    ("figure", "fig:kernel-error"),
+    ("figure", "fig:cifar"),
+    ("figure", "fig:K-FAC_speed"),
+    ("figure", "fig:fig1_train"),
+    ("table", "table:width"),
+    ("table", "table:prelu-app"),
+    ("table", "table:init"),
+]
+
+
 def stated_shortcut_weight(alpha: float) -> float:
     """Of proposition 1, as in its statement; its proof has 2α in place of α."""
     return math.sqrt(alpha / (1.0 + alpha**2))

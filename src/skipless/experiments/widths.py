@@ -187,7 +187,7 @@ def panel(
     bars: Literal["error", "spread"],
 ) -> KernelPanel:
     """What a figure shows of checks at several widths; the prediction is that of the last."""
-    rows = [_layers(found) for found in checks.values()]
+    rows = [layers(found) for found in checks.values()]
     curves = [
         KernelCurve(
             label,
@@ -244,6 +244,6 @@ def _row(row: Comparison) -> dict[str, object]:
     return {"node": m.node, "kind": m.kind, "origin": m.origin, **known, "agrees": row.agrees}
 
 
-def _layers(found: Check) -> list[Comparison]:
+def layers(found: Check) -> list[Comparison]:
     """The input, and what comes out of every activation."""
     return [row for row in found.comparisons if row.measured.kind in ("Input", "Activation")]

@@ -1,0 +1,109 @@
+"""The committed results as a page of the documentation, and as a table in the README.
+
+    python -m skipless.experiments.results_page
+
+From the files in `results/cpu`, `docs/results.md` is written with its charts in
+`docs/images/results`, and the table in `README.md` between its two marks.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from skipless.record import write_atomically
+from skipless.report.markdown import IMAGES, chart_files, escaped, markdown, summary_table
+from skipless.report.sections import Section
+
+from .reproduce import sections_of
+
+RESULTS = Path("results/cpu")
+START, END = "<!-- results: start -->", "<!-- results: end -->"
+
+HEAD = """# Results
+
+Every table and figure of the paper, run again at the scale `cpu`: the same networks at the same
+depths, with an eighth of their channels, on 2,560 images of Fashion-MNIST, averaged down to 7 x 7
+pixels (figure 5: 5,120 of CIFAR-10, to 8 x 8), for 5 epochs where the paper has 90, with batches of
+64 where it has 1,024. What can be compared with the paper is the shape of a claim: who wins, and
+what happens with depth. The accuracies themselves cannot; those in brackets are the paper's, on
+ImageNet.
+
+Each cell is the best of its learning rates (`skipless.experiments.scales` has them), as the mean
+validation accuracy of its seeds with its standard error, on 2,000 images. K-FAC has one rate, which
+was the best of 0.001, 0.003 and 0.01 for both EOC and TAT at depth 50 in a search of longer runs.
+Where there is one seed, a difference of up to 2 points counts as noise, otherwise one of up to two
+standard errors. As in the paper, settings are chosen by the validation accuracy that is reported.
+
+This page is made from the records in `results/cpu`, by `make results`; `skipless reproduce ITEM`
+makes new ones.
+
+"""
+
+
+def page(results: Path = RESULTS) -> tuple[str, dict[str, str], str]:
+    """The text of the page, its charts by file name, and the README's table."""
+    sections = sections_of(sorted(results.glob("*.jsonl")))
+    text = (
+        HEAD
+        + "## In short\n\n"
+        + _counted(sections)
+        + summary_table(sections)
+        + "\n"
+        + markdown(sections)
+    )
+    return text, chart_files(sections), _by_item(sections)
+
+
+def _counted(sections: list[Section]) -> str:
+    verdicts = [verdict for section in sections for verdict in section.verdicts]
+    count = lambda word: sum(verdict.word == word for verdict in verdicts)
+    return (
+        f"Of {len(verdicts)} claims, {count('holds')} hold and {count('does not hold')} do not; "
+        f"{count('not run')} were not run.\n\n"
+    )
+
+
+def _by_item(sections: list[Section]) -> str:
+    """A table of the items: how many of their claims hold, and the first of them."""
+    rows = ["| item | claims that hold | the first of them |\n| :--- | :--- | :--- |\n"]
+    for section in sections:
+        words = [verdict.word for verdict in section.verdicts]
+        first = section.verdicts[0]
+        rows.append(
+            f"| [{escaped(section.title)}](docs/results.md#{section.name}) "
+            f"| {words.count('holds')} of {len(words)} "
+            f"| {escaped(first.claim.rstrip('.'))}: **{first.word}** |\n"
+        )
+    return "".join(rows)
+
+
+def with_table(readme: str, table: str) -> str:
+    """The README with another table between its marks."""
+    before, start, rest = readme.partition(START)
+    _, end, after = rest.partition(END)
+    if not (start and end):
+        raise ValueError(f"README.md lacks the marks {START} and {END}. Put them back.")
+    return f"{before}{START}\n{table}{END}{after}"
+
+
+def write(root: Path) -> Path:
+    """Write page, charts and table under `root`, and return the page."""
+    text, charts, table = page(root / RESULTS)
+    readme = root / "README.md"
+    with_results = with_table(readme.read_text(encoding="utf-8"), table)
+    images = root / "docs" / IMAGES
+    images.mkdir(parents=True, exist_ok=True)
+    for old in images.glob("*.svg"):
+        old.unlink()
+    for name, drawing in charts.items():
+        write_atomically(images / name, drawing)
+    write_atomically(readme, with_results)
+    write_atomically(root / "docs" / "results.md", text)
+    return root / "docs" / "results.md"
+
+
+if __name__ == "__main__":
+    click.echo(write(Path(sys.argv[1] if len(sys.argv) > 1 else ".")))
