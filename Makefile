@@ -14,7 +14,7 @@ INSTALL := PIP_CONSTRAINT="$$PIP_CONSTRAINT constraints.txt" \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .NOTPARALLEL:
-.PHONY: help demo test check bench docs clean
+.PHONY: help demo test check bench docs reproduce results clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -38,6 +38,12 @@ bench: .venv/.bench  ## time the solver, TReLU, the training loop and K-FAC, eac
 
 docs: .venv/.docs  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+reproduce: .venv/.train  ## run every table and figure of the paper at the smallest scale
+	$(BIN)/skipless reproduce all --scale smoke --workers 1 --output out/smoke
+
+results: .venv/.train  ## write docs/results.md and the README's table from results/cpu
+	$(BIN)/python -m skipless.experiments.results_page
 
 clean:  ## remove everything that the other targets made
 	rm -rf .venv build dist out site .hypothesis .pytest_cache .ruff_cache

@@ -9,6 +9,8 @@ from skipless import __version__
 from .data import data
 from .kernels import check, plot, solve
 from .models import models
+from .report import report
+from .reproduce import reproduce
 from .train import train
 
 
@@ -41,5 +43,5 @@ def skipless() -> None:
     """Very deep networks that train without shortcuts and without normalisation layers."""
 
 
-for command in (solve, plot, check, train, models, data):
+for command in (solve, plot, check, train, report, models, data, reproduce):
     skipless.add_command(command)

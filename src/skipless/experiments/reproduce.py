@@ -75,7 +75,7 @@ def overview() -> tuple[list[str], list[list[str]]]:
 
 def _costs(item: Item) -> list[str]:
     if item.compute is not None:
-        return ["computed"] * 3
+        return ["computed", f"computed, {item.minutes.get('cpu', 1):g} min", "computed"]
     costs = []
     for scale in ("smoke", "cpu", "full"):
         runs = item.runs(scale)

@@ -37,6 +37,19 @@ was the best of 0.001, 0.003 and 0.01 for both EOC and TAT at depth 50 in a sear
 Where there is one seed, a difference of up to 2 points counts as noise, otherwise one of up to two
 standard errors. As in the paper, settings are chosen by the validation accuracy that is reported.
 
+What to keep in mind, and why some claims do not hold, as far as we know:
+
+- After 5 epochs, or 200 steps, nothing is trained to the end. Differences of optimisation count for
+  more than in the paper, those of generalisation for less: EOC does not reach TAT's training
+  accuracy (figure 7), and whatever takes fewer steps, such as larger batches, loses (table 8).
+- K-FAC and BatchNorm do not get on here. The norm constraint of 0.0001, which is the paper's for
+  CIFAR-10, keeps the ResNet of table 2 at 33 %; with 0.01 and a rate of 0.1 it reached 68 % (one
+  seed). So where K-FAC trains networks with BatchNorm (tables 2, 3, 4, 11), that says little.
+- Whether EOC trains 101 layers depends on the seed, which makes for large standard errors: some of
+  its losses (tables 3 and 5) are large and still within two of them.
+- Inverses every 200 steps are few for runs of 400 (figure 6).
+- Runs shared two cores with others, so seconds (figure 6, optimisers) are good to about a tenth.
+
 This page is made from the records in `results/cpu`, by `make results`; `skipless reproduce ITEM`
 makes new ones.
 

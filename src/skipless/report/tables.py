@@ -43,10 +43,10 @@ def numeric_columns(count: int, rows: Sequence[Sequence[str]]) -> list[bool]:
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell starts as a number does, and has no more letters than other characters.
+    """Whether a cell starts as a number does, and has fewer letters than other characters.
 
-    >>> [is_number(cell) for cell in ("−0.5", "12 of 20", "3e-4 s", "50-layer ResNet", "mlp50")]
+    >>> [is_number(cell) for cell in ("−0.5", "12 of 20", "3e-4 s", "50, K-FAC", "mlp50")]
     [True, True, True, False, False]
     """
     letters = sum(character.isalpha() for character in cell)
-    return _STARTS_AS_NUMBER.match(cell) is not None and 2 * letters <= len(cell.replace(" ", ""))
+    return _STARTS_AS_NUMBER.match(cell) is not None and 2 * letters < len(cell.replace(" ", ""))

@@ -33,6 +33,7 @@ ITEM = Item(
     name="figure1",
     title="Figure 1: vanilla networks by depth",
     label="fig:fig1",
+    minutes={"cpu": 21},
     introduction="Networks without shortcuts and normalisation, with ReLU on the edge of chaos "
     "(EOC) and with TReLU (TAT), trained with K-FAC. The scale cpu has one learning rate for both, "
     "0.003, and 10 epochs: networks of 200 layers need that. (With 0.01 and 5 epochs, EOC stays at "

@@ -68,6 +68,7 @@ ITEM = Item(
     name="figure2",
     title="Figure 2: global C maps by depth",
     label="fig:cvalue",
+    minutes={"cpu": 1},
     introduction="What whole networks make of the cosine similarity of two inputs. Under EOC all "
     "outputs become alike with depth; under TAT, with C_f(0) = 0.5, the map converges.",
     claims=(

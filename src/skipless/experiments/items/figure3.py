@@ -61,6 +61,7 @@ ITEM = Item(
     name="figure3",
     title="Figure 3: K-FAC against SGD by epochs",
     label="fig:optimizer",
+    minutes={"cpu": 10},
     introduction="The vanilla TReLU network of 50 layers, trained for 90, 180 or 360 epochs with a "
     "cosine schedule. SGD has batches of 512, K-FAC of 1,024 (at the scale cpu 32 and 64).",
     claims=(

@@ -74,6 +74,7 @@ ITEM = Item(
     name="figure4",
     title="Figure 4: kernel approximation error of finite networks",
     label="fig:kernel-error",
+    minutes={"cpu": 6},
     introduction="c values behind each of 100 layers, averaged over 100 pairs of inputs and 50 "
     "networks, with their standard deviation, beside what the C map predicts. TReLU starts from "
     "c = 0, DKS with SoftPlus from c = 0.8, as in the paper. The scale cpu leaves out width 1,000.",

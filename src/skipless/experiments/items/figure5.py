@@ -51,6 +51,7 @@ ITEM = Item(
     name="figure5",
     title="Figure 5: CIFAR-10, Wide ResNets without shortcuts by depth",
     label="fig:cifar",
+    minutes={"cpu": 7},
     introduction="Wide ResNets without shortcuts and normalisation, with ReLU (EOC) and TReLU "
     "(TAT), trained with K-FAC on CIFAR-10. The scale cpu has one learning rate, 0.003.",
     claims=(

@@ -60,6 +60,7 @@ ITEM = Item(
     name="figure6",
     title="Figure 6: K-FAC with fewer updates of the curvature",
     label="fig:K-FAC_speed",
+    minutes={"cpu": 4},
     introduction="The vanilla TReLU network of 50 layers with K-FAC, whose curvature is updated "
     "every step and inverted every 50, or every 10 and every 200.",
     claims=(

@@ -48,6 +48,7 @@ ITEM = Item(
     name="figure7",
     title="Figure 7: training accuracy by depth",
     label="fig:fig1_train",
+    minutes={"cpu": 21},
     introduction="Training accuracy of the networks of figure 1, each at the learning rate with "
     "the best validation accuracy.",
     claims=(Claim("EOC reaches the training accuracy of TAT at every depth", _competitive),),

@@ -72,6 +72,7 @@ ITEM = Item(
     name="optimizers",
     title="Beyond the paper: six optimisers by depth",
     label=None,
+    minutes={"cpu": 9},
     introduction="Vanilla TReLU networks of 50, 101 and 200 layers, each optimiser at the best of "
     "its learning rates, for the same number of epochs.",
     claims=(

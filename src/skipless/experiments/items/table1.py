@@ -105,6 +105,7 @@ ITEM = Item(
     name="table1",
     title="Table 1: the conditions of each method",
     label="table:comparison",
+    minutes={"cpu": 1},
     introduction=f"What each method asks of a network, here a chain of {DEPTH} layers, and what "
     "its solution has, computed by quadrature from the shaped activation. C_f(0), which says how "
     "alike two unrelated inputs become, is added where it is no condition.",

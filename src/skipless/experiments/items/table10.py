@@ -33,6 +33,7 @@ ITEM = Item(
     name="table10",
     title="Table 10: TReLU against PReLU on rescaled ResNets",
     label="table:prelu-app",
+    minutes={"cpu": 6},
     introduction="As table 6, but with shortcuts of weight 0.8.",
     claims=tuple(
         Claim(

@@ -67,6 +67,7 @@ ITEM = Item(
     name="table11",
     title="Table 11: orthogonal against Gaussian initialisation",
     label="table:init",
+    minutes={"cpu": 12},
     introduction="Orthogonal weights at the centre of each kernel, or Gaussian ones in all of it.",
     claims=tuple(
         Claim(

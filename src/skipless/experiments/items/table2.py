@@ -40,6 +40,7 @@ ITEM = Item(
     name="table2",
     title="Table 2: rescaled ResNets with varying shortcut weights",
     label="table:shortcut",
+    minutes={"cpu": 17},
     introduction="ResNet-50 without normalisation layers, by the weight of its shortcuts. Without "
     "shortcuts (w = 0) ReLU is far behind; with w = 0.8 and TReLU nothing is left of the gap.",
     claims=(

@@ -33,6 +33,7 @@ ITEM = Item(
     name="table3",
     title="Table 3: normalisation layers without shortcuts",
     label="table:normalization",
+    minutes={"cpu": 13},
     introduction="ReLU networks without shortcuts, with no normalisation, BatchNorm or LayerNorm.",
     claims=(
         Claim(

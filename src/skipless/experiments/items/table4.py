@@ -65,6 +65,7 @@ ITEM = Item(
     name="table4",
     title="Table 4: vanilla networks, rescaled ResNets and standard ResNets",
     label="table:overall",
+    minutes={"cpu": 19},
     introduction="The main result. TReLU without shortcuts (w = 0) and with weighted ones (w = "
     "0.8), both without normalisation, beside the standard ResNet with BatchNorm and ReLU.",
     claims=(

@@ -38,6 +38,7 @@ ITEM = Item(
     name="table5",
     title="Table 5: EOC against TAT on vanilla networks",
     label="table:eoc-aeoc",
+    minutes={"cpu": 18},
     introduction="Networks without shortcuts and normalisation, shaped by EOC or by TAT.",
     claims=(
         Claim(

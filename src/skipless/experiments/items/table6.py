@@ -33,6 +33,7 @@ ITEM = Item(
     name="table6",
     title="Table 6: TReLU against PReLU",
     label="table:prelu",
+    minutes={"cpu": 7},
     introduction="Vanilla networks. The slopes of PReLU are trained, from 0 or from 0.25 on.",
     claims=tuple(
         Claim(

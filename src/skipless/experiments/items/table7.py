@@ -119,6 +119,7 @@ ITEM = Item(
     name="table7",
     title="Table 7: TAT against DKS",
     label="table:DKS",
+    minutes={"cpu": 12},
     introduction="Networks with shortcuts of weight 0 and 0.8, shaped by TAT and by DKS, with "
     "three activations, with dropout (where it helps) and without.",
     claims=(

@@ -47,6 +47,7 @@ ITEM = Item(
     name="table8",
     title="Table 8: batch sizes",
     label="table:bs-scaling",
+    minutes={"cpu": 6},
     introduction="Vanilla TReLU networks of 50 layers, trained for the same number of epochs with "
     "batches of different sizes. At the scale cpu the sizes are a sixteenth, from 32 on; smaller "
     "ones would take an hour.",

@@ -59,6 +59,7 @@ ITEM = Item(
     name="table9",
     title="Table 9: twice the width",
     label="table:width",
+    minutes={"cpu": 7},
     introduction="Vanilla networks with EOC and TAT, and ResNets, with SGD and long training.",
     claims=(
         Claim("Twice the width narrows the gap between TAT and ResNets", _gap_narrows),
