@@ -84,6 +84,13 @@ def test_a_difference_has_the_standard_error_of_both():
     assert gap.noise == 10.0
 
 
+@pytest.mark.parametrize(("known", "noise"), [(3.9, 2 * 3.9 * 2**0.5), (0.1, 2.0)])
+def test_a_cell_of_one_seed_is_taken_to_be_no_more_certain_than_the_other(known, noise):
+    cells = Summary(68.0, known, {}, ()), Summary(60.6, math.nan, {}, ())
+    assert difference(*cells).noise == pytest.approx(noise)
+    assert difference(*cells[::-1]).noise == pytest.approx(noise)
+
+
 @pytest.mark.parametrize(
     ("better", "worse", "holds"),
     [
