@@ -74,8 +74,8 @@ def read(model: nn.Module, example: torch.Tensor, *, dynamic: bool = False) -> R
     program = _dynamic_export(model, example) if dynamic else _export(model, example)
     reader = Reader(model, program)
     graph = reader.read()
-    assert reader.output is not None
-    return Reading(graph, reader.notes, program, reader.steps, reader.inputs, reader.output)
+    assert reader.last is not None
+    return Reading(graph, reader.notes, program, reader.steps, reader.inputs, reader.last)
 
 
 def _dynamic_export(model: nn.Module, example: torch.Tensor) -> ExportedProgram:

@@ -1,0 +1,100 @@
+"""Which activation a pointwise computation is, found by comparing values.
+
+Whatever is computed pointwise from one tensor, by one operation or by ten, is a function of one
+variable. A framework evaluates it on `PROBE`, and here its values are compared with those of the
+activations that are known: so `x * sigmoid(x)` is SiLU, however it is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from .activations import (
+    Activation,
+    Array,
+    activation,
+    activation_names,
+    celu,
+    elu,
+    leaky_relu,
+    soft_shrink,
+    softplus,
+)
+
+# Both signs, both sides of every kink in the table, and far enough out to tell tails apart.
+PROBE = np.array([-9.7, -6.3, -3.3, -2.4, -1.3, -0.7, -0.3, 0.0, 0.2, 0.6, 1.1, 1.9, 2.8, 3.3, 7.2])
+CLOSE = 1e-9  # relative to the largest value, of what is computed in float64
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """`scale` · φ, where φ is an activation, or the identity if it is None."""
+
+    phi: Activation | str | None  # a string stands for one that is known by other means than values
+    scale: float
+
+
+def recognise(values: Array, close: float = CLOSE) -> Recognised | None:
+    """The multiple of a known activation, or of the identity, that has these `values` on `PROBE`.
+
+    >>> found = recognise(3.0 * PROBE / (1.0 + np.exp(-PROBE)))
+    >>> found.phi.name, round(found.scale, 9)
+    ('silu', 3.0)
+    """
+    if values.shape != PROBE.shape or not np.all(np.isfinite(values)):
+        return None
+    if (scale := _multiple(values, PROBE, close)) is not None:
+        return Recognised(None, scale)
+    for phi, expected in _table():
+        if (scale := _multiple(values, expected, close)) is not None:
+            return Recognised(phi, scale)
+    for family in _families(values):
+        if (scale := _multiple(values, family(PROBE), close)) is not None:
+            return Recognised(family, scale)
+    return None
+
+
+@cache
+def _table() -> tuple[tuple[Activation, Array], ...]:
+    names = [name for name in activation_names() if name not in ("identity", "celu")]  # celu = elu
+    return tuple((activation(name), activation(name)(PROBE)) for name in names)
+
+
+def _families(values: Array) -> Iterator[Activation]:
+    """The members of the one-parameter families that fit `values` at single points."""
+    at = dict(zip(PROBE.tolist(), values.tolist(), strict=True))
+    if at[7.2] == 0.0:
+        return
+    slope = at[7.2] / 7.2  # of the families that are linear above zero
+    yield leaky_relu(at[-9.7] / -9.7 / slope)
+    if (alpha := at[-0.3] / slope / math.expm1(-0.3)) > 0.0:
+        yield elu(alpha)
+    if (alpha := -at[-9.7] / slope) > 0.0:
+        for _ in range(30):  # α (e^(x/α) - 1), by iteration from its limit -α
+            alpha = at[-9.7] / slope / math.expm1(-9.7 / alpha)
+        yield celu(alpha)
+    # The difference of softplus at x and -x is x; at zero it is log 2 / β.
+    slope = (at[3.3] - at[-3.3]) / 3.3
+    if at[0.0] * slope > 0.0:
+        yield softplus(slope * math.log(2.0) / at[0.0])
+    slope = (at[7.2] - at[3.3]) / 3.9
+    if slope != 0.0 and 0.0 < (lambd := 7.2 - at[7.2] / slope) < 7.2:
+        yield soft_shrink(lambd)
+
+
+def _multiple(values: Array, expected: Array, close: float) -> float | None:
+    """The s with `values` = s · `expected`, if there is one."""
+    anchor = int(np.argmax(np.abs(expected)))
+    if expected[anchor] == 0.0:
+        return None
+    scale = float(values[anchor] / expected[anchor])
+    size = np.max(np.abs(values))
+    fits = size > 0.0 and np.max(np.abs(values - scale * expected)) <= close * size
+    if not fits:
+        return None
+    return 1.0 if abs(scale - 1.0) < close else scale
