@@ -37,6 +37,30 @@ def test_solve_prints_json_with_the_promised_keys(capsys) -> None:
     assert answer["targets"].keys() == answer["residuals"].keys()
 
 
+def test_a_network_by_name_is_solved_for_as_create_model_solves_for_it(capsys) -> None:
+    from skipless.models import create_model
+
+    for options, weight in (((), 0.0), (("--shortcut-weight", "0.5"), 0.5)):
+        code, out, _ = run(capsys, "solve", "resnet34", *options, "--json")
+        made = create_model("resnet34", input_size=32, width=0.25, shortcut_weight=weight)
+        assert code == 0
+        assert made.shaping is not None
+        assert json.loads(out)["parameters"] == made.shaping.solution.parameters
+
+
+def test_a_factory_is_solved_for_as_convert_solves_for_it(capsys) -> None:
+    import torch
+
+    import user_models
+    from skipless.torch import convert
+
+    _, out, _ = run(
+        capsys, "solve", "user_models:vgg", "--input", "3,8,8", "--eta", "0.3", "--json"
+    )
+    converted = convert(user_models.vgg(), torch.zeros(2, 3, 8, 8), TAT(eta=0.3))
+    assert json.loads(out)["parameters"] == converted.skipless_report.solution.parameters
+
+
 def test_solve_prints_a_table_for_people(capsys) -> None:
     code, out, _ = run(capsys, "solve", "mlp:50", "--method", "DKS", "--activation", "tanh")
     assert code == 0
@@ -74,7 +98,10 @@ def test_a_clamped_target_is_noted_on_stderr_and_the_answer_stays_json(capsys) -
         (("solve", "mlp:0"), "1 to 100000"),
         (("solve", "mlp:1000001"), "1 to 100000"),
         (("solve", "mlp:-3"), "mlp:DEPTH"),
-        (("solve", "resnet50"), "mlp:DEPTH"),
+        (("solve", "resnet51"), "Did you mean resnet50"),
+        (("solve", "resnet50", "--input", "3,32,32"), "Leave it out"),
+        (("solve", "mlp:50", "--shortcut-weight", "0.5"), "has no shortcuts"),
+        (("solve", "no_such_module:network"), "importing no_such_module fails"),
         (("solve",), "Missing argument 'MODEL'"),
         (("solve", "mlp:50", "--method", "tta"), "'tta' is not one of"),
         (("solve", "mlp:50", "--activation", "tahn"), "Did you mean 'tanh'"),

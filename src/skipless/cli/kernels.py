@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 LawName = Literal["orthogonal", "gaussian"]
 _LAWS: tuple[LawName, ...] = ("orthogonal", "gaussian")
 _WIDTHS = "A width; give it several times.  [default: 30, 100, 300 for mlp]"
-_MOST_LAYERS = 100_000
 
 _method_option = click.option(
     "--method",
@@ -30,6 +29,10 @@ _method_option = click.option(
     default="tat",
     help="How to shape the kernel.",
 )
+_shortcut_option = click.option(
+    "--shortcut-weight", type=float, help="Weight of the shortcuts; 0 removes them."
+)
+_input_option = click.option("--input", "shape", help="Shape of a sample, such as 3,32,32.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 
 
@@ -52,6 +55,8 @@ def _output_option(name: str) -> Callable[[Callable[..., Any]], Callable[..., An
 )
 @click.option("--negative-slope", type=float, help="EOC with leaky_relu: its slope below zero.")
 @target_options
+@_shortcut_option
+@_input_option
 @_json_option
 def solve(
     model: str,
@@ -59,23 +64,28 @@ def solve(
     activation: str | None,
     negative_slope: float | None,
     clamp: bool,
+    shortcut_weight: float | None,
+    shape: str | None,
     as_json: bool,
     **targets: float | None,
 ) -> None:
     """Solve for the activation that shapes MODEL.
 
-    MODEL is mlp:DEPTH, a chain of DEPTH layers.
+    MODEL is mlp:DEPTH, a chain of DEPTH layers; a name of `skipless models`, without shortcuts
+    unless you give them a weight; or package.module:factory of your own, as conversion leaves it.
 
     \b
     Examples:
       skipless solve mlp:100
+      skipless solve resnet50 --shortcut-weight 0.8 --clamp
+      skipless solve my_package.models:unet --input 3,64,64
       skipless solve mlp:50 --method dks --activation tanh --zeta 10 --json
     """  # noqa: D301
     from skipless.core.activations import activation as look_up
     from skipless.core.solve import solve as solve_
     from skipless.report.solution import described
 
-    graph = _graph(model)
+    graph = _graph(model, shortcut_weight, shape)
     if negative_slope is not None and method != "eoc":
         raise click.UsageError(
             f"--negative-slope belongs to --method eoc; {method} solves for it. Leave it out."
@@ -109,29 +119,34 @@ def solve(
     help="For every method.  [default: leaky_relu for tat, softplus for dks, relu for eoc]",
 )
 @target_options
+@_shortcut_option
+@_input_option
 @_output_option("c_maps.png")
 def plot(
     model: str,
     methods: tuple[MethodName, ...],
     activation: str | None,
     clamp: bool,
+    shortcut_weight: float | None,
+    shape: str | None,
     output: Path,
     **targets: float | None,
 ) -> None:
     """Draw the C maps of MODEL: of one layer, of the network, and layer by layer.
 
-    MODEL is mlp:DEPTH, a chain of DEPTH layers.
+    MODEL is mlp:DEPTH, a name of `skipless models`, or package.module:factory, as in `solve`.
 
     \b
     Examples:
       skipless plot mlp:100
+      skipless plot resnet101 --method tat --eta 0.95
       skipless plot mlp:100 --method tat --method dks --activation tanh -o tanh.svg
     """  # noqa: D301
     from skipless.core.solution import UnreachableTargetError
     from skipless.experiments.c_maps import c_map_curve
     from skipless.report.c_maps import draw_c_maps
 
-    graph, curves = _graph(model), []
+    graph, curves = _graph(model, shortcut_weight, shape), []
     unreached: list[UnreachableTargetError] = []
     chosen = methods or METHODS
     for name, given in targets.items():
@@ -163,11 +178,11 @@ def plot(
     help="Name of the activation.  [default: leaky_relu for tat, softplus for dks, relu for eoc]",
 )
 @target_options
-@click.option("--shortcut-weight", type=float, help="Weight of the shortcuts; 0 removes them.")
+@_shortcut_option
 @click.option("--width", "widths", type=int, multiple=True, help=_WIDTHS)
 @click.option("--seeds", default=20, help="How often the weights are drawn.")
 @click.option("--distribution", type=click.Choice(_LAWS), default="orthogonal", help="Of weights.")
-@click.option("--input", "shape", help="Shape of a sample, such as 3,32,32.")
+@_input_option
 @click.option("--tolerance", default=0.05, help="For what finite width adds; see above.")
 @_json_option
 @_output_option("check.png")
@@ -216,18 +231,16 @@ def check(
     return 0 if list(checks.values())[-1].agrees else 1
 
 
-def _graph(model: str) -> Graph:
+def _graph(model: str, shortcut_weight: float | None, shape: str | None) -> Graph:
     """The graph of a MODEL argument."""
-    from skipless.core.graph import Graph
+    from skipless.experiments.graphs import graph_of
 
-    kind, _, depth = model.partition(":")
-    if kind != "mlp" or not (depth.isascii() and depth.isdigit() and len(depth) < 20):
-        raise click.UsageError(
-            f"MODEL {model!r} was asked for; the models are mlp:DEPTH, for instance mlp:100."
-        )
-    if not 1 <= int(depth) <= _MOST_LAYERS:
-        raise click.UsageError(f"A depth of {depth} was asked for; it must be 1 to {_MOST_LAYERS}.")
-    return Graph.chain(int(depth))
+    try:
+        return graph_of(model, shortcut_weight, _shape(shape))
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            f"{model} needs {missing.name}, which is not installed: pip install 'skipless[torch]'"
+        ) from None
 
 
 def _shape(text: str | None) -> tuple[int, ...] | None:
