@@ -14,7 +14,7 @@ INSTALL := PIP_CONSTRAINT="$$PIP_CONSTRAINT constraints.txt" \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .NOTPARALLEL:
-.PHONY: help demo test check bench docs reproduce results clean
+.PHONY: help demo test check bench docs reproduce results figures clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ reproduce: .venv/.train  ## run every table and figure of the paper at the small
 
 results: .venv/.train  ## write docs/results.md and the README's table from results/cpu
 	$(BIN)/python -m skipless.experiments.results_page
+
+figures: .venv/.train  ## draw the figures of docs/idea.md
+	$(BIN)/python -m skipless.experiments.idea
 
 clean:  ## remove everything that the other targets made
 	rm -rf .venv build dist out site .hypothesis .pytest_cache .ruff_cache

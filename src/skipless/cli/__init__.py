@@ -7,6 +7,7 @@ import click
 from skipless import __version__
 
 from .data import data
+from .deploy import deploy
 from .kernels import check, plot, solve
 from .models import models
 from .report import report
@@ -43,5 +44,5 @@ def skipless() -> None:
     """Very deep networks that train without shortcuts and without normalisation layers."""
 
 
-for command in (solve, plot, check, train, report, models, data, reproduce):
+for command in (solve, plot, check, train, report, models, data, reproduce, deploy):
     skipless.add_command(command)

@@ -225,7 +225,7 @@ def check(
     demand_figure_path(output)
     shaping = Shaping(method_of(method, activation, targets), activation, clamp, shortcut_weight)
     with notes():
-        family = family_of(model, shaping, widths, _shape(shape))
+        family = family_of(model, shaping, widths, sample_shape(shape))
         checks = check_widths(family, seeds, distribution, tolerance, _progress)
     click.echo(told(checks, model, output, as_json))
     return 0 if list(checks.values())[-1].agrees else 1
@@ -236,14 +236,14 @@ def _graph(model: str, shortcut_weight: float | None, shape: str | None) -> Grap
     from skipless.experiments.graphs import graph_of
 
     try:
-        return graph_of(model, shortcut_weight, _shape(shape))
+        return graph_of(model, shortcut_weight, sample_shape(shape))
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError(
             f"{model} needs {missing.name}, which is not installed: pip install 'skipless[torch]'"
         ) from None
 
 
-def _shape(text: str | None) -> tuple[int, ...] | None:
+def sample_shape(text: str | None) -> tuple[int, ...] | None:
     """The shape of a sample from an option such as 3,32,32."""
     if text is None:
         return None

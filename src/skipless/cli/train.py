@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import datetime
@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 _SHORT = {"model": "-m", "data": "-d"}
 
 
-def _configuration_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with an option for every field, None where it is not given."""
+def configuration_options(
+    command: Callable[..., Any], only: Collection[str] | None = None
+) -> Callable[..., Any]:
+    """The command with an option for every field, or those of `only`; None if not given."""
     hints = option_types()
     for own in reversed(fields(Configuration)):
+        if only is not None and own.name not in only:
+            continue
         kinds = get_args(hints[own.name]) if _is_union(hints[own.name]) else (hints[own.name],)
         kind = next(k for k in kinds if k is not types.NoneType)
         help_ = own.metadata["help"]
@@ -45,7 +49,7 @@ def _is_union(hint: Any) -> bool:
 
 
 @click.command()
-@_configuration_options
+@configuration_options
 @click.option(
     "--config",
     "file",

@@ -20,6 +20,12 @@ from .methods import flag
 # What may differ when a run goes on: it does not change what is computed.
 CHANGEABLE = ("data_folder", "workers", "device", "keep", "checkpoint_every")
 
+# What a network is made from, of all that a run is told.
+NETWORK = (
+    "width", "shortcut_weight", "norm", "activation", "negative_slope", "method", "eta", "tau",
+    "zeta", "sigma_b", "clamp", "normalize", "seed",
+)  # fmt: skip
+
 
 def _told(default: Any, help_: str) -> Any:
     return field(default=default, metadata={"help": help_})

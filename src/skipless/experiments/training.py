@@ -88,7 +88,7 @@ def assembled(configuration: Configuration, process: Process) -> Assembly:
         kfac=_kfac_settings(given),
     )
     return Assembly(
-        model, optimizer, data, _settings(given, data, channels_last), _normalize(given)
+        model, optimizer, data, _settings(given, data, channels_last), normalization(given)
     )
 
 
@@ -222,7 +222,7 @@ def _usual_workers() -> int:
     return max(1, min(_MOST_WORKERS, cores() // processes - 1))
 
 
-def _normalize(given: Configuration) -> Callable[[Tensor], Tensor] | None:
+def normalization(given: Configuration) -> Callable[[Tensor], Tensor] | None:
     match given.normalize:
         case "sample":
             return normalize_per_sample

@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from .activations import ShapedActivation
+from .batchnorm import absorb_batch_norms_
 from .gauges import solve_gauges
+from .onnx_plain import rewrite_pools
 from .operations import operation, out_of_place
 from .regauge import Rewriting
 from .roles import module, plain_operation, read_roles
@@ -39,14 +41,15 @@ def fold(model: nn.Module) -> fx.GraphModule:
     Of $s_o\,(\varphi(s_i x + b_i) + b_o)$ only φ is left, as a module of PyTorch's own: a `TReLU`
     becomes `nn.LeakyReLU`. The layer before takes $s_i$ and $b_i$, the layers after it $s_o$ and
     $b_o$, through reshapes, pools, sums, concatenations and factors in between; the scale of a
-    rectifier may go either way. Parameters keep their names; layers without a bias may gain one.
+    rectifier may go either way. A BatchNorm is taken in by the layer right before it, if nothing
+    else reads that. Parameters keep their names; layers without a bias may gain one.
     The model itself is left as it is, and the result is in evaluation mode.
 
     `folded.meta["remaining"]` lists what could not be folded. That is a constant between a tensor
     and a reader that needs it as it is, such as the network's output, or a layer whose two calls
     need it differently; a shift before a convolution that pads with zeros, or before most
-    transposed ones, as its effect differs at the border; and an activation that PyTorch has no
-    module for.
+    transposed ones, as its effect differs at the border; an activation that PyTorch has no module
+    for; and a BatchNorm behind a sum, as in a ResNet V2, where the shortcut needs what it reads.
 
     >>> from skipless.torch.activations import TReLU
     >>> folded = fold(nn.Sequential(nn.Linear(3, 3), TReLU(0.5), nn.Linear(3, 1)))
@@ -55,13 +58,14 @@ def fold(model: nn.Module) -> fx.GraphModule:
     """
     traced = _traced(model)
     _write_out_of_place(traced)
+    norms = absorb_batch_norms_(traced)
     roles = read_roles(traced)
     rewriting = Rewriting(traced, roles, solve_gauges(roles))
     for node in roles:
         rewriting.visit(node)
     rewriting.finish()
     folded = fx.GraphModule(traced, traced.graph, type(model).__name__)
-    folded.meta["remaining"] = tuple(rewriting.remaining)
+    folded.meta["remaining"] = (*norms, *rewriting.remaining)
     return folded
 
 
@@ -72,10 +76,11 @@ def export_onnx(model: nn.Module, example: Tensor, path: str | Path) -> Path:
     in onnxruntime on `example` and on a batch of twice its size, and has to give what `model` gives
     in evaluation mode, to within 1e-4 of the largest output.
     """
-    onnxruntime = _onnxruntime()
+    onnxruntime = demand_onnx()
     path, evaluated = Path(path), copy.deepcopy(model).eval()
     twice = torch.cat([example, example])  # a batch of 1 would be taken for a constant
-    _write_onnx(fold(model), twice, path)
+    write_onnx(fold(model), twice, path)
+    rewrite_pools(path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     for batch in (example, twice):
@@ -93,12 +98,13 @@ def export_onnx(model: nn.Module, example: Tensor, path: str | Path) -> Path:
     return path
 
 
-def _write_onnx(folded: fx.GraphModule, batch: Tensor, path: Path) -> None:
-    large = sum(p.numel() * p.element_size() for p in folded.parameters()) > 2**30
+def write_onnx(model: nn.Module, batch: Tensor, path: Path) -> None:
+    """Write `model` as it is, without folding or verifying, for batches of any size."""
+    large = sum(p.numel() * p.element_size() for p in model.parameters()) > 2**30
     try:
         with _quiet_export():
             torch.onnx.export(
-                folded,
+                model,
                 (batch,),
                 path,
                 dynamo=True,
@@ -109,7 +115,7 @@ def _write_onnx(folded: fx.GraphModule, batch: Tensor, path: Path) -> None:
     except torch.onnx.OnnxExporterError as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise RuntimeError(
-            f"{path} was to hold the folded network for batches of any size, but torch.onnx could "
+            f"{path} was to hold the network for batches of any size, but torch.onnx could "
             f"not write it: {reason}. If a batch size is written out in the network, as in "
             "`view(2, 4)`, put -1 there; if an operation is unknown to ONNX, take another."
         ) from error
@@ -202,7 +208,8 @@ def _quiet_export() -> Iterator[None]:
         registry.setLevel(level)
 
 
-def _onnxruntime() -> ModuleType:
+def demand_onnx() -> ModuleType:
+    """onnxruntime, if it and all else that ONNX files take are installed."""
     try:
         import_module("onnx")  # which torch.onnx needs, as it does the next
         import_module("onnxscript")

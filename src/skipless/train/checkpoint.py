@@ -121,6 +121,16 @@ class Checkpoints:
         )
 
 
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in the folder `path`, `checkpoints/step-00000500` of a run."""
+    try:
+        return _read(path)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"The checkpoint {path} was to be read, but is damaged ({error}). Name another one."
+        ) from error
+
+
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     # Serialised in memory first: then the disk is the only thing that can fail, with an OSError.
     state = {**checkpoint.state, "step": checkpoint.step}

@@ -1,0 +1,297 @@
+// Where φ̂(x) = γ(φ(αx + β) + δ) satisfies all conditions of DKS or TAT but the last: core.curves.
+//
+// Two conditions give γ and δ, a third one, `balance` = 0, is solved by a few curves in (α, β) that
+// know nothing of the network, and the network's target says how far along a curve to go.
+"use strict";
+
+const ALPHAS = Array.from({ length: 81 }, (_, i) => 10 ** (-4 + i / 8));
+const SHIFTS = Array.from({ length: 101 }, (_, i) => Math.sinh(Math.asinh(30) * (i / 50 - 1)));
+const DEEP = 1e-5; // the reading, as in a network of ten thousand layers, at which curves are ranked
+const log = (x) => Math.log(Math.max(x, 1e-300));
+
+const DKS_CONDITIONS = {
+  balance: (m) => m.imbalance / m.excess,
+  reading: (m) => log(m.excess / m.variance),
+  output: (m) => ({ gamma: m.variance ** -0.5, delta: -m.mean }),
+};
+// D = m + δ must satisfy both D² = G and D T = G - P; the first family is taken where it can be.
+const TAT_CONDITIONS = [Math.PI / 4, -Math.PI / 4].map((angle) => ({
+  balance: (m) =>
+    Math.atan2(m.excess - m.imbalance, Math.sqrt(Math.max(m.excess, 0)) * Math.abs(m.tilt)) - angle,
+  reading: (m) => log(m.bending / (m.variance + m.excess)),
+  output: (m) => ({
+    gamma: (m.variance + m.excess) ** -0.5,
+    delta: (m.excess - m.imbalance) / m.tilt - m.mean,
+  }),
+}));
+
+// How closely to look for curves: small α only, which is quick; all α; and where curves turn.
+const [QUICKLY, WIDELY, FINELY] = [0, 1, 2];
+const QUICK_ROWS = 41; // α up to 10
+
+// The transformation of φ that satisfies `conditions` and reads `target`, the best one, or null.
+function bestPoint(phi, conditions, target) {
+  for (const look of [QUICKLY, WIDELY, FINELY]) {
+    for (const { curve, rank } of traced(phi, conditions, look)) {
+      if (look < FINELY && rank[0] === Infinity) break;
+      const [point] = pointsOn(curve, phi, conditions, target);
+      if (point) return point;
+      if (look === QUICKLY) break; // the best curve may reach the target farther out
+    }
+  }
+  return null;
+}
+
+// The traced point whose reading is nearest to a target that the curves do not reach, or null.
+function nearestPoint(phi, conditions, target) {
+  const every = traced(phi, conditions, FINELY).flatMap(({ curve }) => curve)
+    .map((p) => ({ ...p, gap: Math.abs(p.reading - Math.log(target)) }));
+  if (!every.length) return null;
+  const least = Math.min(...every.map((p) => p.gap));
+  const level = every.filter((p) => p.gap < least + 1e-4);
+  const best = level.reduce((a, b) => (Math.abs(Math.log(b.alpha)) < Math.abs(Math.log(a.alpha)) ? b : a));
+  const width = 1e-2 * (Math.abs(best.beta) + best.alpha);
+  const beta = bisected(phi, conditions, best.alpha, best.beta - width, best.beta + width, 60);
+  return pointAt(phi, conditions, best.alpha, beta);
+}
+
+// The least and the greatest reading on the curves, or null if there is no curve.
+function reachable(phi, conditions) {
+  const every = traced(phi, conditions, FINELY).flatMap(({ curve }) => curve.map((p) => p.reading));
+  return every.length ? [Math.exp(Math.min(...every)), Math.exp(Math.max(...every))] : null;
+}
+
+// `make`, of which every result is kept.
+function kept(make) {
+  const known = [];
+  return (...made) => {
+    const found = known.find(({ from }) => from.every((part, i) => part === made[i]));
+    if (found) return found.value;
+    const value = make(...made);
+    known.push({ from: made, value });
+    return value;
+  };
+}
+
+// The curves with their ranks, the best first.
+const traced = kept((phi, conditions, look) => {
+  const rough = roughCurves(phi, conditions, look === QUICKLY);
+  const curves = look === FINELY
+    ? [...rough, ...rough.slice(0, rough.mains).flatMap((c) => crests(c, phi, conditions))]
+    : rough;
+  const ranked = curves.map((curve, i) => ({ curve, rank: [...rankOf(curve, phi, conditions), i] }));
+  return ranked.sort((a, b) => {
+    const at = a.rank.findIndex((value, i) => value !== b.rank[i]);
+    return a.rank[at] < b.rank[at] ? -1 : 1;
+  });
+});
+
+// What sorts curves: distortion in a deep network, then a small |β|, then β > 0.
+function rankOf(curve, phi, conditions) {
+  const [deep] = pointsOn(curve, phi, conditions, DEEP);
+  if (!deep) {
+    const readings = curve.map((p) => p.reading);
+    return [Infinity, Math.min(...readings) - Math.max(...readings), curve[0].beta < 0 ? 1 : 0];
+  }
+  const digits = (x) => Number(x.toExponential(4)); // mirror images agree to rounding error
+  return [digits(distortion(phi, deep)), digits(Math.abs(deep.beta)), deep.beta < 0 ? 1 : 0];
+}
+
+// The curves on the grid of α, and the arcs by which they turn into each other.
+const roughCurves = kept((phi, conditions, quick) => {
+  const alphas = ALPHAS.filter((alpha) => !phi.period || alpha <= blurred(phi.period));
+  const curves = linked(alphas.slice(0, quick ? QUICK_ROWS : undefined)
+    .map((alpha) => zerosAt(phi, alpha, conditions)));
+  return Object.assign([...curves, ...arcs(curves, phi, conditions)], { mains: curves.length });
+});
+
+// The points (α, β) of one α at which `balance` vanishes.
+const zerosAt = kept((phi, alpha, conditions) => {
+  const row = survey(phi, alpha);
+  const signs = row.map(({ m }) => balanceOf(conditions, m));
+  const zeros = [];
+  for (let j = 1; j < row.length; j++) {
+    if (!(signs[j - 1] * signs[j] < 0)) continue;
+    const beta = bisected(phi, conditions, alpha, row[j - 1].beta, row[j].beta, 10);
+    const m = moments(phi, alpha, beta);
+    if (!(Math.abs(balanceOf(conditions, m)) < 1e-2)) continue; // a jump, not a zero
+    zeros.push({ alpha, beta, reading: conditions.reading(m) });
+  }
+  return zeros;
+});
+
+// The moments at every β to look at; the methods share them.
+const survey = kept((phi, alpha) =>
+  shiftsFor(phi, alpha).map((beta) => ({ beta, m: moments(phi, alpha, beta, COARSE) })));
+
+// Values of β: fine on the scale of φ, and on the scale of α around each kink.
+function shiftsFor(phi, alpha) {
+  if (phi.period) return SHIFTS.map((_, i) => (i / 100 - 0.5) * phi.period);
+  const around = phi.kinks.flatMap((k) => SHIFTS.map((shift) => k + alpha * shift));
+  return [...SHIFTS.map((shift) => (0.2 + alpha) * shift), ...around].sort((a, b) => a - b);
+}
+
+// `balance`, or NaN where the moments are rounding error: a flat or an exactly linear stretch.
+function balanceOf(conditions, m) {
+  const noise = m.excess < 1e-10 * m.variance || m.variance < (1e-9 * m.mean) ** 2;
+  return noise ? NaN : conditions.balance(m);
+}
+
+// The zero of `balance` in β between `low` and `high`.
+function bisected(phi, conditions, alpha, low, high, halvings) {
+  const at = (beta) => balanceOf(conditions, moments(phi, alpha, beta));
+  const atLow = at(low);
+  for (let n = 0; n < halvings; n++) {
+    const middle = 0.5 * (low + high);
+    if (at(middle) * atLow > 0) low = middle;
+    else high = middle;
+  }
+  return 0.5 * (low + high);
+}
+
+// The zeros of neighbouring rows joined into curves, each to the nearest one left.
+function linked(rows) {
+  let open = [];
+  const closed = [];
+  for (const row of rows) {
+    const pairs = open.flatMap((curve, n) => row.map((point, k) => {
+      const last = curve.at(-1);
+      const apart = Math.abs(last.beta - point.beta) / (0.2 + point.alpha);
+      return [apart + Math.abs(last.reading - point.reading), n, k];
+    })).sort((a, b) => a[0] - b[0] || a[1] - b[1] || a[2] - b[2]);
+    const [taken, used] = [new Map(), new Set()];
+    for (const [, n, k] of pairs) {
+      if (taken.has(n) || used.has(k)) continue;
+      taken.set(n, k);
+      used.add(k);
+    }
+    closed.push(...open.filter((_, n) => !taken.has(n)));
+    const grown = [...taken].map(([n, k]) => [...open[n], row[k]]);
+    open = [...grown, ...row.filter((_, k) => !used.has(k)).map((point) => [point])];
+  }
+  return [...closed, ...open];
+}
+
+// The arcs by which curves that end between the same two rows turn into each other, over β.
+function arcs(curves, phi, conditions) {
+  const found = [];
+  for (const [end, beyond] of [[-1, 1], [0, -1]]) {
+    const ends = curves.map((c) => c.at(end)).sort((a, b) => a.alpha - b.alpha || a.beta - b.beta);
+    for (let i = 1; i < ends.length; i++) {
+      const [{ alpha, beta: low }, { alpha: same, beta: high }] = [ends[i - 1], ends[i]];
+      const far = ALPHAS[ALPHAS.indexOf(alpha) + beyond];
+      if (alpha !== same || far === undefined) continue;
+      const betas = Array.from({ length: 33 }, (_, n) => low + ((n + 1) / 34) * (high - low));
+      const arc = betas.map((beta) => pointOfArc(phi, conditions, beta, alpha, far)).filter(Boolean);
+      if (arc.length > 2) found.push(arc);
+    }
+  }
+  return found;
+}
+
+function pointOfArc(phi, conditions, beta, near, far) {
+  const at = (alpha) => balanceOf(conditions, moments(phi, alpha, beta));
+  const atNear = at(near);
+  if (!(atNear * at(far) < 0)) return null;
+  for (let n = 0; n < 40; n++) {
+    const middle = Math.sqrt(near * far);
+    if (at(middle) * atNear > 0) near = middle;
+    else far = middle;
+  }
+  return { alpha: near, beta, reading: conditions.reading(moments(phi, near, beta)) };
+}
+
+// The pieces of a curve around an extremum of its reading, and at its ends, traced more finely.
+function crests(curve, phi, conditions) {
+  const last = curve.length - 3;
+  const starts = new Set(last < 0 ? [] : [0, last]);
+  for (let i = 0; i <= last; i++) {
+    const [a, b, c] = curve.slice(i, i + 3).map((p) => p.reading);
+    if (last >= 0 && Math.sign(b - a) !== Math.sign(c - b)) starts.add(i);
+  }
+  return [...starts].sort((a, b) => a - b)
+    .map((start) => crest(curve.slice(start, start + 3), phi, conditions))
+    .filter((piece) => piece.length > 2);
+}
+
+function crest(three, phi, conditions) {
+  const logs = three.map((p) => Math.log(p.alpha));
+  const betas = three.map((p) => p.beta);
+  const spread = Math.max(...betas) - Math.min(...betas);
+  return Array.from({ length: 33 }, (_, n) => {
+    const at = logs[0] + (n / 32) * (logs[2] - logs[0]);
+    const alpha = Math.exp(at);
+    const side = at < logs[1] ? 0 : 1;
+    const t = (at - logs[side]) / (logs[side + 1] - logs[side]);
+    const middle = betas[side] + t * (betas[side + 1] - betas[side]);
+    const width = 0.3 * spread + 1e-2 * (0.2 + alpha);
+    const beta = bisected(phi, conditions, alpha, middle - width, middle + width, 40);
+    const m = moments(phi, alpha, beta);
+    const sound = Math.abs(balanceOf(conditions, m)) < 1e-6;
+    return sound ? { alpha, beta, reading: conditions.reading(m) } : null;
+  }).filter(Boolean);
+}
+
+// The points of one curve that read `target`, those nearest to its deep end first.
+function pointsOn(curve, phi, conditions, target) {
+  const found = startsOn(curve, Math.log(target))
+    .map(([logAlpha, beta]) => polished(phi, conditions, logAlpha, beta, Math.log(target)))
+    .filter(Boolean);
+  if (curve.at(-1).reading < curve[0].reading) found.reverse();
+  return found;
+}
+
+function startsOn(curve, target) {
+  const gap = curve.map((p) => p.reading - target);
+  const starts = [];
+  for (let i = 1; i < curve.length; i++) {
+    if (!(gap[i - 1] * gap[i] <= 0)) continue;
+    const t = gap[i - 1] !== gap[i] ? gap[i - 1] / (gap[i - 1] - gap[i]) : 0;
+    const between = (a, b) => a + t * (b - a);
+    starts.push([
+      between(Math.log(curve[i - 1].alpha), Math.log(curve[i].alpha)),
+      between(curve[i - 1].beta, curve[i].beta),
+    ]);
+  }
+  if (starts.length) return starts;
+  // The curve may turn just beyond its ends or between two points: try from there.
+  const turns = curve.flatMap((_, i) => {
+    const inside = i > 0 && i < curve.length - 1;
+    const turned = inside && Math.sign(gap[i] - gap[i - 1]) !== Math.sign(gap[i + 1] - gap[i]);
+    return (!inside || turned) && Math.abs(gap[i]) < 0.3 ? [i] : [];
+  });
+  return turns.map((i) => [Math.log(curve[i].alpha), curve[i].beta]);
+}
+
+// Newton's method on (log α, β); null where it does not converge.
+function polished(phi, conditions, logAlpha, beta, target) {
+  const equations = (a, b) => {
+    const m = moments(phi, Math.exp(a), b);
+    return [conditions.reading(m) - target, conditions.balance(m)];
+  };
+  const e = 3e-3;
+  for (let step = 0; step < 10; step++) {
+    const d = e * Math.exp(logAlpha);
+    const [f, g] = equations(logAlpha, beta);
+    const across = [equations(logAlpha + e, beta), equations(logAlpha - e, beta)];
+    const up = [equations(logAlpha, beta + d), equations(logAlpha, beta - d)];
+    const [fa, ga] = [0, 1].map((k) => (across[0][k] - across[1][k]) / (2 * e));
+    const [fb, gb] = [0, 1].map((k) => (up[0][k] - up[1][k]) / (2 * d));
+    const det = fa * gb - fb * ga;
+    const [stepA, stepB] = [(fb * g - gb * f) / det, (ga * f - fa * g) / det];
+    const size = Math.max(Math.abs(stepA), Math.abs(stepB) / (0.2 + Math.exp(logAlpha)));
+    const damp = Math.min(1, 0.5 / size);
+    logAlpha += damp * stepA;
+    beta += damp * stepB;
+    if (!(size >= 1e-9)) break;
+  }
+  const [f, g] = equations(logAlpha, beta);
+  const noise = 1e-15 * Math.exp(-2 * logAlpha); // of moments that are differences of order α²
+  if (!(Math.abs(f) < 1e-9 + noise && Math.abs(g) < 1e-6 + noise)) return null;
+  return pointAt(phi, conditions, Math.exp(logAlpha), beta);
+}
+
+function pointAt(phi, conditions, alpha, beta) {
+  const m = moments(phi, alpha, beta);
+  return { alpha, beta, ...conditions.output(m), reading: Math.exp(conditions.reading(m)) };
+}

@@ -1,0 +1,142 @@
+"""An ONNX file as what it computes: its operations, and the shapes of what passes between them.
+
+Weights are no part of that: a tensor is an activation if it depends on the input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True)
+class Activation:
+    """Shape and type of a tensor on its way through the network."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A node of the file: the activations that it reads and writes, by name."""
+
+    kind: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    multiply_adds: int = 0
+
+
+@dataclass(frozen=True)
+class OnnxGraph:
+    """Everything that depends on the input, for batches of one size."""
+
+    operations: tuple[Operation, ...]
+    activations: Mapping[str, Activation]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @cached_property
+    def kinds(self) -> dict[str, int]:
+        """How many operations there are of each kind, the most frequent first."""
+        return dict(Counter(operation.kind for operation in self.operations).most_common())
+
+    @cached_property
+    def multiply_adds(self) -> int:
+        """Of convolutions and matrix products; those of additions and activations do not count."""
+        return sum(operation.multiply_adds for operation in self.operations)
+
+
+def read_onnx(path: Path, batch_size: int = 1) -> tuple[OnnxGraph, onnx.ModelProto]:
+    """The graph in the file at `path`, for batches of that size, and the file's own content."""
+    import onnx
+
+    model = onnx.load(path)
+    return _graph(model, _shapes(path, batch_size)), model
+
+
+def _shapes(path: Path, batch_size: int) -> dict[str, Activation]:
+    """Every tensor whose shape ONNX can tell, once the size of the batch is known."""
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for size in value.type.tensor_type.shape.dim:
+            if size.HasField("dim_param"):
+                if size.dim_param == model.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
+                    size.dim_value = batch_size
+                else:
+                    size.Clear()  # such as 2*batch, which is inferred anew
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    return {
+        value.name: Activation(
+            tuple(size.dim_value for size in value.type.tensor_type.shape.dim),
+            onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type),
+        )
+        for value in (*inferred.input, *inferred.output, *inferred.value_info)
+        if all(size.HasField("dim_value") for size in value.type.tensor_type.shape.dim)
+    }
+
+
+def _graph(model: onnx.ModelProto, shapes: Mapping[str, Activation]) -> OnnxGraph:
+    graph = model.graph
+    constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    inputs = tuple(value.name for value in graph.input if value.name not in constants)
+    known, operations = set(inputs), []
+    for node in nodes(model):
+        reads = tuple(dict.fromkeys(name for name in node.input if name in known))
+        writes = tuple(name for name in node.output if name)
+        known |= set(writes)
+        if missing := [name for name in (*reads, *writes) if name not in shapes]:
+            raise ValueError(
+                f"The shapes of all activations were asked for, but that of {missing[0]}, at a "
+                f"{node.op_type}, depends on more than the shape of the input. Make it fixed."
+            )
+        sizes = {**constants, **{name: shapes[name].shape for name in known}}
+        operations.append(Operation(node.op_type, reads, writes, _multiply_adds(node, sizes)))
+    outputs = tuple(value.name for value in graph.output)
+    return OnnxGraph(
+        tuple(operations), {name: shapes[name] for name in sorted(known)}, inputs, outputs
+    )
+
+
+def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """The nodes that depend on the input, in the order of `OnnxGraph.operations`."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    known = {value.name for value in model.graph.input if value.name not in constants}
+    for node in model.graph.node:
+        if known & set(node.input):
+            known |= set(node.output) - {""}
+            yield node
+
+
+def _multiply_adds(node: onnx.NodeProto, sizes: Mapping[str, tuple[int, ...]]) -> int:
+    if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        return 0
+    first, second = (sizes.get(name, ()) for name in node.input[:2])
+    written = math.prod(sizes[node.output[0]])
+    match node.op_type:
+        case "Conv":  # of weights (outputs, inputs of a group, *kernel)
+            return written * math.prod(second[1:])
+        case "ConvTranspose":  # (inputs, outputs of a group, *kernel)
+            return math.prod(first) * math.prod(second[1:])
+        case "Gemm":
+            transposed = any(a.name == "transA" and a.i for a in node.attribute)
+            return written * first[0 if transposed else 1]
+        case _:
+            return written * first[-1]

@@ -1,0 +1,238 @@
+"""skipless deploy: from a run, a name or a factory to a file, and a report that can be trusted."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from skipless.cli import main
+from skipless.record import Record
+
+PLAIN = {"Conv", "LeakyRelu", "MaxPool", "GlobalAveragePool", "Flatten", "Gemm"}
+
+
+def deploy(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = main(["deploy", *arguments])
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    options = ["--model", "mlp:3", "--method", "eoc", "--width", "24", "--epochs", "3"]
+    assert main(["train", *options, "--lr", "0.1", "--average", "0.9", "-o", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_run(run: Path, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("deployed")
+    assert main(["deploy", str(run), "--seconds", "0", "-o", str(output)]) == 0
+    return output
+
+
+@pytest.fixture(scope="module")
+def vanilla(tmp_path_factory) -> Path:
+    """A Wide ResNet of 16 channels on images of 16 x 16, of which every stage halves the sides."""
+    output = tmp_path_factory.mktemp("deployed")
+    options = ["--method", "tat", "--eta", "0.6", "--width", "1", "--input", "3,16,16"]
+    assert main(["deploy", "wide_resnet10", *options, "--seconds", "0", "-o", str(output)]) == 0
+    return output
+
+
+def report(output: Path) -> dict:
+    return json.loads((output / "report.json").read_text(encoding="utf-8"))
+
+
+def test_a_vanilla_network_becomes_nothing_but_plain_operators(vanilla: Path) -> None:
+    model = onnx.load(vanilla / "model.onnx")
+    assert {node.op_type for node in model.graph.node} <= PLAIN
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    assert report(vanilla)["remaining"] == []
+
+
+def test_its_peak_memory_and_that_of_the_batch_norm_network_are_those_by_hand(
+    vanilla: Path,
+) -> None:
+    # 16 channels of 16 x 16: a layer reads and writes one such map each. With shortcuts, the
+    # block's input waits besides: three maps. In later stages all maps are smaller.
+    one_map = 16 * 16 * 16 * 4
+    figures = report(vanilla)["figures"]
+    for kind, maps in (("original", 2), ("folded", 2), ("against", 3)):
+        assert figures[kind]["peak_memory"] == maps * one_map, kind
+        assert figures[kind]["measured_peak_memory"] == maps * one_map, kind
+
+
+def test_the_report_has_every_figure_and_both_pages(vanilla: Path) -> None:
+    figures = report(vanilla)["figures"]
+    for kind in ("original", "folded", "against"):
+        assert figures[kind]["multiply_adds"] > 0
+        assert figures[kind]["latency"]["1"] > 0.0
+    assert figures["folded"]["disk"] == (vanilla / "model.onnx").stat().st_size
+    # The stem, 6 in blocks, and 2 projections, which the vanilla network does not have.
+    assert figures["folded"]["operators"]["Conv"] == 7
+    assert figures["against"]["operators"]["Conv"] == 9
+    for name in ("report.md", "report.html"):
+        page = (vanilla / name).read_text(encoding="utf-8")
+        assert "33.3% less" in page
+        assert "INT8 is left out: no data were named" in page
+    assert not (vanilla / "model.int8.onnx").exists()
+
+
+def test_the_file_of_a_run_is_as_often_right_as_the_run_was(run: Path, of_run: Path) -> None:
+    _, accuracies = Record.read(run).series("validation", "top1")
+    found = report(of_run)["accuracy"]
+    assert accuracies[-1] > 0.6
+    assert found["folded"]["top1"] == pytest.approx(accuracies[-1], abs=1e-9)
+    assert found["folded"]["samples"] == 360
+
+
+def test_the_int8_file_is_a_quantised_one_whose_accuracy_is_reported(of_run: Path) -> None:
+    from skipless.torch import normalize_per_sample
+    from skipless.train.data import load_data
+
+    path = of_run / "model.int8.onnx"
+    weights = {tensor.data_type for tensor in onnx.load(path).graph.initializer if tensor.dims}
+    assert onnx.TensorProto.UINT8 in weights
+    assert onnx.TensorProto.FLOAT not in {
+        t.data_type for t in onnx.load(path).graph.initializer if len(t.dims) > 1
+    }
+    data = load_data("digits").validation
+    images, labels = data.load(range(len(data)), None)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    feed = {session.get_inputs()[0].name: normalize_per_sample(images).numpy()}
+    right = np.asarray(session.run(None, feed)[0]).argmax(1) == labels.numpy()
+    found = report(of_run)["accuracy"]
+    assert found["int8"]["top1"] == pytest.approx(right.mean())
+    assert found["int8"]["top1"] > found["folded"]["top1"] - 0.05
+
+
+def average(folder: Path) -> dict[str, torch.Tensor]:
+    import safetensors.torch
+
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    return safetensors.torch.load_file(newest / "average.safetensors")
+
+
+def test_a_checkpoint_and_its_average_can_be_named(run: Path) -> None:
+    from skipless.experiments.candidates import candidate
+
+    oldest, *_, newest = sorted((run / "checkpoints").iterdir())
+    by_run, by_folder = candidate(str(run), {}), candidate(str(newest), {})
+    weights = [c.model.state_dict()["fc.weight"] for c in (by_run, by_folder)]
+    torch.testing.assert_close(weights[0], weights[1], rtol=0.0, atol=0.0)
+    earlier = candidate(str(oldest / "model.safetensors"), {}).model.state_dict()["fc.weight"]
+    assert not torch.equal(earlier, weights[0])
+    averaged = candidate(str(run), {}, average=True).model.state_dict()["fc.weight"]
+    torch.testing.assert_close(averaged, average(run)["fc.weight"], rtol=0.0, atol=0.0)
+
+
+def test_a_run_whose_data_are_missing_needs_only_the_shape_of_a_sample(run: Path) -> None:
+    from skipless.experiments.candidates import candidate
+
+    gone = {"data_folder": "nowhere"}  # which digits do not take
+    with pytest.raises(ValueError, match="--input 3,32,32, to do without"):
+        candidate(str(run), gone)
+    without = candidate(str(run), gone, (1, 8, 8))
+    assert without.data is None
+    assert "the data of the run are not here" in without.lacking
+    assert without.model(without.examples(2)).shape == (2, 10)
+
+
+def own() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
+
+
+class Pair(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, 2.0 * x
+
+
+class Undecided(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) if input.sum() > 0.0 else input
+
+
+def pair() -> nn.Module:
+    return Pair()
+
+
+def undecided() -> nn.Module:
+    return nn.Sequential(Undecided(8, 8))
+
+
+def test_a_factory_is_deployed_without_a_peer_and_json_is_what_is_printed(
+    capsys, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "own_networks", sys.modules[__name__])
+    options = ("--input", "3,8,8", "--seconds", "0", "--batch-size", "2", "-o", str(tmp_path))
+    code, out, err = deploy(capsys, "own_networks:own", *options, "--json")
+    assert (code, err) == (0, "")
+    printed = json.loads(out)
+    assert printed == report(tmp_path)
+    assert "against" not in printed["figures"]
+    assert "--against" in printed["lacking"]["against"]
+    # Two samples: the maps of the convolution, and what it reads.
+    assert printed["figures"]["folded"]["peak_memory"] == 2 * 4 * (3 * 64 + 4 * 36)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("resnet51",), "ResNets of that depth are not defined"),
+        (("resnet",), "The model 'resnet' was asked for"),
+        (("nowhere/run",), "does not exist. Name a network"),
+        (("weights.pt",), "does not exist. Name a network"),
+        (("{here}/a.pt",), "is no checkpoint. Name a network"),
+        (("{run}", "--width", "3"), "--width was given, but {run} says that itself"),
+        (("{run}", "--data", "cifar10"), "--data was given, but {run} says that itself"),
+        (("mlp:3", "--average"), "--average was given, but mlp:3 is no run"),
+        (("mlp:20", "--int8"), "calibrated with data, but no data were named"),
+        (("mlp:3", "--input", "3"), "channels, height and width"),
+        (("mlp:3", "--input", "3x8"), "a shape is written as 3,32,32"),
+        (("mlp:3", "--data", "digits", "--input", "1,8,8"), "digits has a shape"),
+        (("mlp:3", "--data-folder", "x"), "--data-folder was given without --data"),
+        (("mlp:3", "--batch-size", "0"), "give 1 or more"),
+        (("mlp:3", "--output", "{here}/a.pt"), "which is a file. Name a folder"),
+        (("no_such_package:net",), "importing no_such_package fails"),
+        (("own_networks:own",), "--input 3,32,32"),
+        (("own_networks:own", "--width", "3"), "own_networks:own makes the network"),
+        (("own_networks:own", "--input", "3,9"), "Give another --input"),
+        (("own_networks:pair", "--input", "8"), "was to return one tensor, but returns tuple"),
+        (("own_networks:undecided", "--input", "8"), "was to be read by torch.fx, which failed"),
+        (("mlp:20", "--against", "resnet51"), "ResNets of that depth are not defined"),
+    ],
+)
+def test_a_mistake_ends_with_one_line_on_stderr_and_code_two(
+    arguments, message, run: Path, capsys, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "own_networks", sys.modules[__name__])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.pt").write_bytes(b"")
+    capsys.readouterr()
+    code, out, err = deploy(capsys, *(a.format(run=run, here=tmp_path) for a in arguments))
+    assert (code, out) == (2, "")
+    assert err.startswith("skipless: ")
+    assert err.count("\n") == 1
+    assert message.format(run=run) in err
+
+
+def test_without_onnxruntime_the_extra_is_named(capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    code, _, err = deploy(capsys, "mlp:20", "-o", str(tmp_path / "new"))
+    assert code == 2
+    assert "needs onnxruntime" in err
+    assert "pip install 'skipless[deploy]'" in err
+    assert not (tmp_path / "new").exists()
+
+
+def test_help_shows_examples(capsys) -> None:
+    code, out, _ = deploy(capsys, "--help")
+    assert code == 0
+    assert "skipless deploy resnet50 --method tat" in out
