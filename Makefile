@@ -13,17 +13,24 @@ INSTALL := PIP_CONSTRAINT="$$PIP_CONSTRAINT constraints.txt" \
 	PIP_BUILD_CONSTRAINT="$$PIP_BUILD_CONSTRAINT constraints.txt" \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+define have_python
+test -n "$(PYTHON)" || { \
+		echo "skipless needs Python 3.11 or newer, and found neither python3.11 nor such a python3." >&2; \
+		echo "Install it, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+endef
+
 .NOTPARALLEL:
-.PHONY: help demo test check bench docs reproduce results figures clean
+.PHONY: help demo test check bench bench-peers docs jax-example reproduce results figures clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
 demo: .venv/.train  ## train 50 layers without shortcuts beside a ResNet, in three minutes
 	$(BIN)/python -m skipless.experiments.demo out
 
 test: .venv/.dev .venv/.oracles  ## run every test and doctest, a file at a time on each core
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	KERAS_BACKEND=jax $(BIN)/python -m pytest --numprocesses auto tests/keras/test_activations.py tests/keras/test_trace.py
 
 check: .venv/.dev  ## format, lint and types
 	$(BIN)/ruff format --check
@@ -35,6 +42,12 @@ bench: .venv/.bench  ## time the solver, TReLU, the training loop and K-FAC, eac
 	$(BIN)/python benchmarks/activation.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/kfac.py
+
+bench-peers: .venv-peers/.ready  ## measure beside dks, kfac-jax and singd; writes docs/benchmarks.md
+	PYTHONPATH=src .venv-peers/bin/python benchmarks/peers.py docs/benchmarks.md
+
+jax-example: .venv-jax-example/.ready  ## train 50 layers in JAX, by kfac-jax and by SGD
+	PYTHONPATH=src .venv-jax-example/bin/python examples/jax_kfac/train.py
 
 docs: .venv/.docs  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -49,7 +62,7 @@ figures: .venv/.train  ## draw the figures of docs/idea.md
 	$(BIN)/python -m skipless.experiments.idea
 
 clean:  ## remove everything that the other targets made
-	rm -rf .venv build dist out site .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers .venv-jax-example build dist out site .hypothesis .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # One stamp for each extra; the environment is made anew only when it is missing.
@@ -64,8 +77,17 @@ clean:  ## remove everything that the other targets made
 	@$(INSTALL) --no-deps curvlinops-for-pytorch einconv einops linear_operator
 	@touch $@
 
+# What needs a JAX older than ours has environments of its own, of the versions in these files.
+.venv-jax-example/.ready: examples/jax_kfac/requirements.txt
+.venv-peers/.ready: benchmarks/peers/requirements.txt examples/jax_kfac/requirements.txt
+
+.venv-%/.ready:
+	@$(have_python)
+	@echo "Installing $< into .venv-$*"
+	@"$(PYTHON)" -m venv .venv-$*
+	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { \
-		echo "skipless needs Python 3.11 or newer, and found neither python3.11 nor such a python3." >&2; \
-		echo "Install it, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(have_python)
 	@"$(PYTHON)" -m venv .venv || { rm -rf .venv; exit 1; }

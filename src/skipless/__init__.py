@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from skipless import jax as jax
+    from skipless import keras as keras
     from skipless import models as models
     from skipless import torch as torch
     from skipless.core.activations import Activation, activation, activation_names

@@ -1,0 +1,35 @@
+"""JAX: read a function, shape it, draw its weights, prove its kernel."""
+
+from skipless.core.agreement import Check, Measurement
+from skipless.core.signals import UnsupportedModelError
+
+from .activations import Shaped, shaped
+from .functions import activation
+from .init import (
+    delta_orthogonal,
+    gaussian_fan_in,
+    scaled_uniform_orthogonal,
+    transposed_delta_orthogonal,
+)
+from .measure import check, measure, pair_inputs
+from .normalize import normalize_per_location, normalize_per_sample
+from .trace import trace
+
+__all__ = [
+    "Check",
+    "Measurement",
+    "Shaped",
+    "UnsupportedModelError",
+    "activation",
+    "check",
+    "delta_orthogonal",
+    "gaussian_fan_in",
+    "measure",
+    "normalize_per_location",
+    "normalize_per_sample",
+    "pair_inputs",
+    "scaled_uniform_orthogonal",
+    "shaped",
+    "trace",
+    "transposed_delta_orthogonal",
+]

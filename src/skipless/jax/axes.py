@@ -1,0 +1,125 @@
+"""Which axes of recorded tensors run over samples, and which over channels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .operations import AFFINE, signals
+from .record import Operation, Tensor
+from .trace import Reading
+
+_DROPS_AXES = {"reduce_sum", "reduce_max", "reduce_min", "argmax", "squeeze"}
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axis of samples, in which locations may have been made samples, and those of channels."""
+
+    batch: int
+    channels: tuple[int, ...]
+
+
+def input_axes(reading: Reading) -> Axes:
+    """Those of the input: channels are what the first layer to read it adds up."""
+    record = reading.record
+    rank = len(record.input.shape)
+    first = next((op for op in record.operations if op.name in AFFINE and signals(op)), None)
+    for channel in range(rank - 1, 0, -1) if first is not None else ():
+        assert first is not None
+        found = _followed(record.input, Axes(0, (channel,)), record.operations[: first.index + 1])
+        (source,) = signals(first)
+        if source in found and set(found[source].channels) & set(_added_up(first, source)):
+            return Axes(0, (channel,))
+    return Axes(0, (max(rank - 1, 1),))
+
+
+def all_axes(reading: Reading, of_input: Axes, start: Tensor) -> Mapping[Tensor, Axes]:
+    """Those of all tensors that depend on the input, from the graph's beginning `start` on."""
+    found = _followed(reading.record.input, of_input, reading.record.operations, reading)
+    return {**found, start: found.get(start, of_input)}
+
+
+def _followed(
+    start: Tensor, axes: Axes, operations: Sequence[Operation], reading: Reading | None = None
+) -> dict[Tensor, Axes]:
+    found = {start: axes}
+    for op in operations:
+        known = [t for t in signals(op) if t in found]
+        for tensor in op.outputs:
+            step = reading.steps.get(tensor) if reading is not None else None
+            if step is not None and step.kind == "norm":
+                found[tensor] = found[step.inputs[0]]
+            elif known:
+                widest = max(known, key=lambda t: len(t.shape))
+                found[tensor] = _after(op, widest, tensor, found[widest])
+    return found
+
+
+def _after(op: Operation, source: Tensor, tensor: Tensor, axes: Axes) -> Axes:
+    """The axes of what `op` makes of a tensor with these `axes`."""
+    if op.name == "conv_general_dilated":
+        batch, channels, *_ = op.parameters["dimension_numbers"].out_spec
+        return Axes(batch, (channels,))
+    if op.name == "dot_general":
+        return _after_product(op, source, axes)
+    batch = next(iter(_positions(op, source.shape, tensor.shape, axes.batch)), 0)
+    channels = {
+        position
+        for axis in axes.channels
+        for position in _positions(op, source.shape, tensor.shape, axis)
+        if position != batch
+    }
+    rest = [axis for axis in range(len(tensor.shape)) if axis != batch]
+    return Axes(batch, tuple(sorted(channels)) or tuple(rest[-1:]))
+
+
+def _positions(
+    op: Operation, before: Sequence[int], after: Sequence[int], axis: int
+) -> Sequence[int]:
+    """Where the numbers along `axis` are after a move."""
+    match op.name:
+        case "transpose":
+            return (list(op.parameters["permutation"]).index(axis),)
+        case "broadcast_in_dim":
+            return (op.parameters["broadcast_dimensions"][axis],)
+        case "reshape":
+            return _reshaped(before, after, axis)
+        case name if name in _DROPS_AXES:
+            dropped = op.parameters["dimensions" if name == "squeeze" else "axes"]
+            return () if axis in dropped else (axis - sum(d < axis for d in dropped),)
+        case _:
+            return (axis,) if axis < len(after) else ()
+
+
+def _reshaped(before: Sequence[int], after: Sequence[int], axis: int) -> Sequence[int]:
+    """The new axes along which a number's index changes if it does along the old `axis`."""
+    near = math.prod(before[axis + 1 :])
+    far = near * before[axis]
+    strides = [(math.prod(after[b + 1 :]), after[b]) for b in range(len(after))]
+    return [
+        b for b, (stride, size) in enumerate(strides) if max(stride, near) < min(stride * size, far)
+    ]
+
+
+def _after_product(op: Operation, source: Tensor, axes: Axes) -> Axes:
+    """Behind a product with weights, channels are what only the weights have."""
+    contracted, batched = op.parameters["dimension_numbers"]
+    own = op.inputs.index(source)
+    free = [
+        [a for a in range(len(t.shape)) if a not in contracted[k] and a not in batched[k]]
+        for k, t in enumerate(op.inputs)
+    ]
+    starts = (len(batched[0]), len(batched[0]) + len(free[0]))
+    weights = [starts[1 - own] + i for i in range(len(free[1 - own]))]
+    channels = [*range(len(batched[0])), *weights]
+    batch = starts[own] + free[own].index(axes.batch) if axes.batch in free[own] else 0
+    return Axes(batch, tuple(c for c in channels if c != batch) or (starts[1],))
+
+
+def _added_up(op: Operation, source: Tensor) -> Sequence[int]:
+    numbers = op.parameters["dimension_numbers"]
+    if op.name == "conv_general_dilated":
+        return (numbers.lhs_spec[1],)
+    return numbers[0][op.inputs.index(source)]

@@ -1,0 +1,155 @@
+"""What does not depend on the network's input: its numbers, where they are known.
+
+Constants are computed only when they are asked for. A number that the user wrote, such as the 0.8
+of `0.8 * x`, is found in a record of float32 as 0.800000012; `written` undoes that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import elementwise
+from .record import Operation, Tensor
+
+# Numbers in the definitions of activations that are no short decimals, or are taken for others.
+_IN_ACTIVATIONS = (
+    math.sqrt(2.0 / math.pi), math.sqrt(0.5), math.sqrt(2.0), math.log(2.0), 0.044715, 1.702,
+    1.6732632423543772848, 1.0507009873554804934,
+)  # fmt: skip
+# They repeat, leave out or move numbers, all of which stay equal if they were.
+_KEEPS_EQUAL = {
+    "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "rev",
+    "scan_slice", "dynamic_slice",
+}  # fmt: skip
+
+
+class Constants:
+    """Evaluates the tensors of a record that do not depend on its input, each once."""
+
+    def __init__(self, *, wide: bool) -> None:
+        self._wide = wide  # whether the record is of float64
+        self._arrays: dict[Tensor, object] = {}
+        self._numbers: dict[Tensor, float | None] = {}
+
+    def array(self, tensor: Tensor) -> object | None:
+        """The array that `tensor` is, or None if it depends on something unknown."""
+        if tensor not in self._arrays:
+            with x64() if self._wide else nullcontext():
+                for op in _in_order(tensor, self._arrays):
+                    arguments = [self._given(t) for t in op.inputs]
+                    known = all(a is not None for a in arguments)
+                    results = op.run(*arguments) if known else [None] * len(op.outputs)
+                    self._arrays.update(zip(op.outputs, results, strict=True))
+        return self._given(tensor)
+
+    def number(self, tensor: Tensor) -> float | None:
+        """The number that all entries of `tensor` are, or None."""
+        if tensor not in self._numbers:
+            for op in _in_order(tensor, self._numbers):
+                self._number_of(op)
+            if tensor.operation is None:
+                self._numbers[tensor] = self._leaf(tensor)
+        return self._numbers[tensor]
+
+    def _given(self, tensor: Tensor) -> object | None:
+        if tensor.operation is not None:
+            return self._arrays[tensor]
+        if tensor.value is None or tensor.shape:
+            return tensor.value
+        return tensor.value if tensor.parametric else np.asarray(tensor.value, tensor.dtype)
+
+    def _number_of(self, op: Operation) -> None:
+        for output in op.outputs:
+            self._numbers[output] = None
+        numbers = [self._number_or_leaf(t) for t in op.inputs]
+        known = [np.array(n) for n in numbers if n is not None]
+        (output, *others) = op.outputs
+        if op.name in _KEEPS_EQUAL and numbers[0] is not None:
+            self._numbers[output] = numbers[0]
+        elif op.name in elementwise.POINTWISE and len(known) == len(numbers) and not others:
+            self._numbers[output] = float(elementwise.evaluate(op.name, op.parameters, known))
+        elif (uniform := _uniform(self.array(output))) is not None:
+            self._numbers[output] = uniform
+
+    def _number_or_leaf(self, tensor: Tensor) -> float | None:
+        if tensor.operation is None and tensor not in self._numbers:
+            self._numbers[tensor] = self._leaf(tensor)
+        return self._numbers[tensor]
+
+    def _leaf(self, tensor: Tensor) -> float | None:
+        if tensor.parametric or tensor.shape:
+            return _uniform(tensor.value)
+        return written(tensor.value, tensor.dtype)
+
+
+def x64() -> AbstractContextManager[object]:
+    """In its context, JAX computes in float64 where it is asked to."""
+    return jax.enable_x64(True)
+
+
+def written(value: object, dtype: np.dtype) -> float | None:
+    """The number that a user wrote, of which `value` is the rounding to `dtype`.
+
+    Many numbers are rounded to the same one. The shortest decimal is taken, or a square root of
+    one, or a constant that activations are made of:
+
+    >>> written(np.float32(0.8), np.dtype("float32")), float(np.float32(0.8))
+    (0.8, 0.800000011920929)
+    >>> written(np.float32(0.19**0.5), np.dtype("float32")) == 0.19**0.5
+    True
+    """
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return None
+    number = float(np.asarray(value).astype(np.float64))
+    if not jnp.issubdtype(dtype, np.floating) or dtype == np.float64:
+        return number
+    if not math.isfinite(number) or number == int(number):
+        return number
+    for candidate in _candidates(abs(number), dtype):
+        if float(np.asarray(candidate).astype(dtype)) == abs(number):
+            return math.copysign(candidate, number)
+    return number
+
+
+def _candidates(number: float, dtype: np.dtype) -> Iterator[float]:
+    digits = 7 if jnp.finfo(dtype).bits >= 32 else 3  # that the type holds
+    yield from _IN_ACTIVATIONS
+    for places in range(1, digits - 1):
+        yield float(f"{number:.{places}g}")
+    fraction = Fraction(number).limit_denominator(100)
+    yield fraction.numerator / fraction.denominator
+    for places in range(1, digits - 1):
+        yield math.sqrt(float(f"{number * number:.{places}g}"))
+    square = Fraction(number * number).limit_denominator(1000)
+    yield math.sqrt(square.numerator / square.denominator)
+    for places in range(digits - 1, digits + 3):
+        yield float(f"{number:.{places}g}")
+
+
+def _in_order(tensor: Tensor, known: dict[Tensor, object] | dict[Tensor, float | None]):
+    """The operations still to be done before `tensor` is known, in order."""
+    needed: set[Operation] = set()
+    waiting = [tensor]
+    while waiting:
+        current = waiting.pop()
+        op = current.operation
+        if op is not None and current not in known and op not in needed:
+            needed.add(op)
+            waiting += op.inputs
+    return sorted(needed, key=lambda op: op.index)
+
+
+def _uniform(array: object) -> float | None:
+    if array is None or jnp.issubdtype(array.dtype, jax.dtypes.extended):  # pyright: ignore
+        return None
+    values = np.asarray(array)
+    if values.size == 0 or not (values == values.flat[0]).all():
+        return None
+    return float(values.flat[0].astype(np.float64))

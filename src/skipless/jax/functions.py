@@ -1,0 +1,160 @@
+"""Every φ of `core` as a function of JAX arrays.
+
+They keep the type of what they are given. Half precision is computed in float32 and rounded once.
+Each is built from operations that JAX differentiates as often as asked, with the slopes of `core`
+where φ has a kink.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from skipless.core import activations as core
+
+Function = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Phi:
+    """An activation by its name in `core`, and its parameter if it is one of a family.
+
+    Equal ones are the same to `jax.jit` and to Flax, which compare functions before they compile.
+
+    >>> Phi("elu", 0.3) == Phi("elu", 0.3)
+    True
+    """
+
+    name: str
+    parameter: float | None = None
+
+    def __call__(self, x: ArrayLike) -> Array:
+        x = jnp.asarray(x)
+        if self.parameter is None:
+            return in_float32(_TABLE[self.name], x)
+        family, parameter = _FAMILIES[self.name].formula, self.parameter
+        return in_float32(lambda wide: family(wide, parameter), x)
+
+
+def activation(name: str | core.Activation, negative_slope: float | None = None) -> Phi:
+    """φ as a function of arrays, for every activation that `core` knows.
+
+    It keeps the type of its input, can be differentiated, compiled, mapped and pickled, and is
+    equal to any other of the same name.
+
+    >>> x = jnp.linspace(-2.0, 2.0, 5)
+    >>> bool(jnp.array_equal(activation("hard_tanh")(x), jnp.clip(x, -1.0, 1.0)))
+    True
+    """
+    phi = core.activation(name, negative_slope)
+    if phi.name in _TABLE and phi == core.activation(phi.name):
+        return Phi(phi.name)
+    family, parameter = _member(phi.name)
+    if family in _FAMILIES and phi == _FAMILIES[family].member(parameter):
+        return Phi(family, parameter)
+    raise ValueError(
+        f"activation({phi.name!r}) was asked for in JAX, but only its numpy form is known. Pass a "
+        "function of arrays: shaped(solution, function)."
+    )
+
+
+def in_float32(f: Function, x: Array) -> Array:
+    """f(x), computed in float32 and rounded once where `x` is of half precision."""
+    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32:
+        return f(x.astype(jnp.float32)).astype(x.dtype)
+    return f(x)
+
+
+def _member(name: str) -> tuple[str, float]:
+    """Family and parameter of a name such as elu(alpha=0.3), or of the family's own name."""
+    if match := re.fullmatch(r"(\w+)\(\w+=([-+.e\d]+)\)", name):
+        return match[1], float(match[2])
+    return name, _FAMILIES[name].default if name in _FAMILIES else 0.0
+
+
+def _clip(x: Array, low: float, high: float) -> Array:
+    # Unlike that of jnp.clip, the slope is zero at both ends.
+    return jnp.where(x <= low, low, jnp.where(x >= high, high, x))
+
+
+def _relu(x: Array) -> Array:
+    return jnp.where(x <= 0.0, 0.0, x)
+
+
+def _bent_identity(x: Array) -> Array:
+    square = x * x
+    return x + 0.5 * square / (1.0 + jnp.sqrt(1.0 + square))
+
+
+def _leaky_relu(x: Array, negative_slope: float) -> Array:
+    return jnp.where(x > 0.0, x, negative_slope * x)
+
+
+def _elu(x: Array, alpha: float, scale: float = 1.0, width: float = 1.0) -> Array:
+    below = jnp.where(x > 0.0, 0.0, x)  # or the exponential, though not taken, would overflow
+    return scale * jnp.where(x > 0.0, x, alpha * jnp.expm1(below / width))
+
+
+def _soft_shrink(x: Array, lambd: float) -> Array:
+    return jnp.where(jnp.abs(x) <= lambd, 0.0, x - lambd * jnp.sign(x))
+
+
+def _squareplus(x: Array) -> Array:
+    """Return (x + √(x² + 4)) / 2, without the cancellation on the negative side."""
+    return jnp.exp(jnp.arcsinh(0.5 * x))
+
+
+_TABLE: dict[str, Function] = {
+    "abs": lambda x: x * jnp.sign(x),  # the slope of jnp.abs at zero is 1
+    "asinh": jnp.arcsinh,
+    "atan": jnp.arctan,
+    "bent_identity": _bent_identity,
+    "cos": jnp.cos,
+    "erf": jax.lax.erf,
+    "gaussian": lambda x: jnp.exp(-0.5 * x * x),
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "hard_sigmoid": lambda x: _clip(x + 3.0, 0.0, 6.0) / 6.0,
+    "hard_swish": lambda x: x * _clip(x + 3.0, 0.0, 6.0) / 6.0,
+    "hard_tanh": lambda x: _clip(x, -1.0, 1.0),
+    "identity": jnp.positive,
+    "log_sigmoid": jax.nn.log_sigmoid,
+    "mish": jax.nn.mish,
+    "quick_gelu": lambda x: jax.nn.silu(1.702 * x) / 1.702,
+    "relu": _relu,
+    "relu6": lambda x: _clip(x, 0.0, 6.0),
+    "relu_squared": lambda x: jnp.square(_relu(x)),
+    "selu": lambda x: _elu(x, 1.6732632423543772848, scale=1.0507009873554804934),
+    "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
+    "sin": jnp.sin,
+    "softsign": jax.nn.soft_sign,
+    "square": jnp.square,
+    "squareplus": _squareplus,
+    "tanh": jnp.tanh,
+    "tanh_shrink": lambda x: x - jnp.tanh(x),
+}
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Activations that differ by a parameter, in JAX and in `core`."""
+
+    formula: Callable[[Array, float], Array]
+    member: Callable[[float], core.Activation]
+    default: float
+
+
+_FAMILIES = {
+    "celu": _Family(lambda x, alpha: _elu(x, alpha, width=alpha), core.celu, 1.0),
+    "elu": _Family(_elu, core.elu, 1.0),
+    "leaky_relu": _Family(_leaky_relu, core.leaky_relu, 0.01),
+    "soft_shrink": _Family(_soft_shrink, core.soft_shrink, 0.5),
+    "softplus": _Family(lambda x, beta: jax.nn.softplus(beta * x) / beta, core.softplus, 1.0),
+}

@@ -1,0 +1,276 @@
+r"""Initial weights under which q values stay 1, as `jax.nn.initializers` (appendix D).
+
+A layer with $k$ inputs and $m$ outputs takes a vector with $q = \|x\|^2 / k = 1$ to one with
+$\|W x\|^2 / m = 1$, on average over $W$, if every weight has mean square $1/k$.
+
+Each function returns an initialiser `init(key, shape, dtype)`. Which axes of `shape` are inputs and
+outputs is said by `in_axis` and `out_axis`, as in `jax.nn.initializers`; all others are the taps of
+a kernel, in their order. What is not said is the layout of Flax and Haiku:
+
+| kernel                                   | shape                       | in_axis | out_axis |
+|------------------------------------------|-----------------------------|---------|----------|
+| dense: Flax, Haiku, `x @ w`              | (in, out)                   | -2      | -1       |
+| convolution: Flax, Haiku; "HWIO"         | (*kernel, in / groups, out) | -2      | -1       |
+| transposed: Flax, `lax.conv_transpose`   | (*kernel, in, out)          | -2      | -1       |
+| the same with `transpose_kernel=True`    | (*kernel, out, in)          | -1      | -2       |
+| dense: Equinox, `w @ x`                  | (out, in)                   | 1       | 0        |
+| convolution: `lax.conv`, Equinox; "OIHW" | (out, in / groups, *kernel) | 1       | 0        |
+
+Numbers are drawn in float32, or float64 for weights of that type, and rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
+
+Axes = int | Sequence[int]
+
+
+def scaled_uniform_orthogonal(
+    gain: float = 1.0,
+    in_axis: Axes = -2,
+    out_axis: Axes = -1,
+    *,
+    feature_group_count: int = 1,
+    dtype: DTypeLike | None = None,
+) -> Initializer:
+    r"""Initialiser by the scale-corrected uniform orthogonal distribution (SUO).
+
+    For $m$ outputs and $k$ inputs this is a uniformly distributed matrix with orthonormal rows, or
+    columns if $m > k$, times $\max\{\sqrt{m/k}, 1\}$ and `gain`. With a gain of 1,
+
+    $$W W^\top = I \quad (m \le k), \qquad W^\top W = \tfrac{m}{k}\, I \quad (m > k),$$
+
+    so that for $m \ge k$ every input keeps its q value exactly, and for $m < k$ on average.
+
+    A convolution is a matrix from all that its kernel covers, one for each group. This is right for
+    kernels of size 1 and patches that do not overlap; for others the theory asks for
+    `delta_orthogonal`.
+
+    >>> w = scaled_uniform_orthogonal()(jax.random.key(0), (3, 6))  # x @ w, so this is Wᵀ
+    >>> bool(jnp.allclose(w @ w.T, 2 * jnp.eye(3), atol=1e-5))
+    True
+    """
+
+    def draw(key: Array, layout: _Layout, dtype: DTypeLike) -> Array:
+        inputs = layout.inputs * math.prod(layout.taps)
+        return layout.ordered(_orthogonal(key, layout, inputs, gain, dtype))
+
+    return _initialiser(draw, in_axis, out_axis, feature_group_count, dtype)
+
+
+def gaussian_fan_in(
+    gain: float = 1.0,
+    in_axis: Axes = -2,
+    out_axis: Axes = -1,
+    *,
+    dtype: DTypeLike | None = None,
+) -> Initializer:
+    r"""Initialiser that draws independently from $\mathcal N(0, \mathrm{gain}^2 / k)$ (eq. 1).
+
+    $k$ is the number of weights that each output has: in / groups · kernel size.
+
+    >>> w = gaussian_fan_in()(jax.random.key(0), (400, 500))
+    >>> round(400 * float(jnp.mean(w**2)), 2)
+    1.0
+    """
+
+    def draw(key: Array, layout: _Layout, dtype: DTypeLike) -> Array:
+        inputs = layout.inputs * math.prod(layout.taps)
+        return gain / math.sqrt(inputs) * jax.random.normal(key, layout.shape, dtype)
+
+    return _initialiser(draw, in_axis, out_axis, 1, dtype)
+
+
+def delta_orthogonal(
+    gain: float = 1.0,
+    in_axis: Axes = -2,
+    out_axis: Axes = -1,
+    *,
+    feature_group_count: int = 1,
+    tap: Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
+) -> Initializer:
+    """Initialiser of convolutions: zero but for one random matrix at the centre of the kernel.
+
+    This Delta initialisation lets the network act on each location by itself, which is what makes q
+    and c values of convolutional networks computable (section 2.3). The matrix is that of
+    `scaled_uniform_orthogonal`, one for each group. In a depthwise convolution it is a sign for
+    each channel: q and c values are kept, but nothing is added up, so an activation that follows
+    does not see normal numbers as its maps assume.
+
+    An even kernel has no centre; of its two middle taps the first, (size - 1) // 2, is taken. Under
+    `padding="SAME"`, at any stride, it never reads the padding. `tap` names another, by its index
+    along each axis of the kernel: a causal convolution needs its last, (size - 1,).
+
+    (`jax.nn.initializers.delta_orthogonal` refuses more inputs than outputs, does not correct the
+    scale, and knows no groups.)
+
+    >>> w = delta_orthogonal()(jax.random.key(0), (3, 3, 4, 4))
+    >>> centre = w[1, 1]
+    >>> bool(jnp.allclose(centre @ centre.T, jnp.eye(4), atol=1e-5)), int(jnp.count_nonzero(w))
+    (True, 16)
+    """
+
+    def draw(key: Array, layout: _Layout, dtype: DTypeLike) -> Array:
+        place = [(size - 1) // 2 for size in layout.taps] if tap is None else list(tap)
+        inside = [0 <= i < size for i, size in zip(place, layout.taps, strict=False)]
+        if len(place) != len(layout.taps) or not all(inside):
+            raise ValueError(
+                f"A kernel of size {layout.taps} was asked for with weights at tap {tuple(place)}, "
+                "which it does not have. Name one by its index along each axis, from 0 on."
+            )
+        matrices = _orthogonal(key, layout, layout.inputs, gain, dtype)
+        return layout.at_taps(matrices, place, (1,) * len(place))
+
+    return _initialiser(draw, in_axis, out_axis, feature_group_count, dtype)
+
+
+def transposed_delta_orthogonal(
+    strides: int | Sequence[int],
+    gain: float = 1.0,
+    in_axis: Axes = -2,
+    out_axis: Axes = -1,
+    *,
+    transpose_kernel: bool = False,
+    dtype: DTypeLike | None = None,
+) -> Initializer:
+    """Initialiser of transposed convolutions: zero but for one random matrix at the middle taps.
+
+    A single tap would reach only every `strides`-th location of the output. So as many taps as the
+    stride hold the same matrix: under `padding="SAME"` the layer copies each location `strides`
+    times and then acts on it as under `delta_orthogonal`. Other paddings that make the output
+    larger than `strides` times the input give it a border of zeros.
+
+    `transpose_kernel` is that of `lax.conv_transpose` and `nnx.ConvTranspose`, which takes a kernel
+    with the axes of inputs and outputs swapped: then set `in_axis=-1, out_axis=-2`.
+
+    >>> kernel = transposed_delta_orthogonal(2)(jax.random.key(0), (4, 8, 8))
+    >>> up = jax.lax.conv_transpose(jnp.ones((1, 5, 8)), kernel, (2,), "SAME")
+    >>> bool(jnp.allclose(jnp.mean(up**2, axis=-1), jnp.ones(10), atol=1e-5))
+    True
+    """
+
+    def draw(key: Array, layout: _Layout, dtype: DTypeLike) -> Array:
+        steps = (strides,) * len(layout.taps) if isinstance(strides, int) else tuple(strides)
+        spare = [size - step for size, step in zip(layout.taps, steps, strict=True)]
+        if any(number < 0 for number in spare):
+            raise ValueError(
+                f"A transposed convolution with kernel {layout.taps} and strides {steps} cannot "
+                "reach all locations and would leave q = 0 at others. Use a kernel at least as "
+                "large as the stride."
+            )
+        # JAX pads by (size + stride - 1) // 2 in front; transpose_kernel turns the kernel round.
+        first = tuple((number + (not transpose_kernel)) // 2 for number in spare)
+        return layout.at_taps(_orthogonal(key, layout, layout.inputs, gain, dtype), first, steps)
+
+    return _initialiser(draw, in_axis, out_axis, 1, dtype)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where in a shape the inputs, the outputs and the taps of a kernel are."""
+
+    shape: tuple[int, ...]
+    in_axes: tuple[int, ...]
+    out_axes: tuple[int, ...]
+    groups: int
+
+    @property
+    def tap_axes(self) -> tuple[int, ...]:
+        taken = (*self.in_axes, *self.out_axes)
+        return tuple(axis for axis in range(len(self.shape)) if axis not in taken)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self._sizes(self.tap_axes)
+
+    @property
+    def inputs(self) -> int:
+        return math.prod(self._sizes(self.in_axes))
+
+    @property
+    def outputs(self) -> int:
+        return math.prod(self._sizes(self.out_axes))
+
+    def ordered(self, weights: Array) -> Array:
+        """Weights in the order outputs, inputs, taps, reshaped to where all of them go."""
+        order = (*self.out_axes, *self.in_axes, *self.tap_axes)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return weights.reshape(self._sizes(order)).transpose(back)
+
+    def at_taps(self, matrices: Array, first: Sequence[int], number: Sequence[int]) -> Array:
+        """Weights that are `matrices` at so many taps from `first` on, and zero elsewhere."""
+        window = tuple(slice(i, i + n) for i, n in zip(first, number, strict=True))
+        spread = matrices.reshape(*matrices.shape, *(1 for _ in self.taps))
+        weights = jnp.zeros((*matrices.shape, *self.taps), matrices.dtype)
+        return self.ordered(weights.at[(..., *window)].set(spread))
+
+    def _sizes(self, axes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self.shape[axis] for axis in axes)
+
+
+def _initialiser(
+    draw: Callable[[Array, _Layout, DTypeLike], Array],
+    in_axis: Axes,
+    out_axis: Axes,
+    groups: int,
+    usual: DTypeLike | None,
+) -> Initializer:
+    def init(
+        key: Array,
+        shape: Sequence[int],
+        dtype: DTypeLike | None = usual,
+        out_sharding: object = None,
+    ) -> Array:
+        if out_sharding is not None:
+            raise ValueError(
+                f"Weights were asked for with out_sharding = {out_sharding}, but a matrix is drawn "
+                "as a whole. Draw it without, and place it with jax.device_put."
+            )
+        asked = jnp.dtype(jax.dtypes.canonicalize_dtype(float) if dtype is None else dtype)
+        layout = _layout(shape, in_axis, out_axis, groups)
+        if not jnp.issubdtype(asked, jnp.floating):
+            raise ValueError(f"Weights are floating-point numbers; {asked} was asked for.")
+        if 0 in layout.shape:
+            return jnp.zeros(layout.shape, asked)
+        wide = asked if jnp.finfo(asked).bits > 32 else jnp.dtype(jnp.float32)
+        return draw(key, layout, wide).astype(asked)
+
+    return init
+
+
+def _layout(shape: Sequence[int], in_axis: Axes, out_axis: Axes, groups: int) -> _Layout:
+    count = len(shape)
+    ins, outs = (
+        tuple(a + count if a < 0 else a for a in ([axis] if isinstance(axis, int) else axis))
+        for axis in (in_axis, out_axis)
+    )
+    if len({*ins, *outs} & set(range(count))) < len(ins) + len(outs):
+        raise ValueError(
+            f"Weights of shape {tuple(shape)} were asked for with in_axis = {in_axis} and out_axis "
+            f"= {out_axis}, which are not different axes of it. Give a shape such as (in, out) or "
+            "(*kernel, in, out), or name the axes."
+        )
+    layout = _Layout(tuple(shape), ins, outs, groups)
+    if groups < 1 or layout.outputs % groups:
+        raise ValueError(
+            f"Weights of shape {layout.shape} have {layout.outputs} outputs, which "
+            f"{groups} groups cannot share. Let feature_group_count divide them."
+        )
+    return layout
+
+
+def _orthogonal(key: Array, layout: _Layout, inputs: int, gain: float, dtype: DTypeLike) -> Array:
+    """A matrix of scaled uniform orthogonal distribution, (outputs, inputs), for each group."""
+    outputs = layout.outputs // layout.groups
+    scale = gain * max(math.sqrt(outputs / inputs), 1.0)
+    return scale * jax.random.orthogonal(key, outputs, (layout.groups,), dtype, inputs)

@@ -1,0 +1,209 @@
+r"""The kernel of a real network: empirical q and c values, beside what the theory predicts.
+
+At a location of an array with $d$ channels, two samples have
+
+$$\hat q = \frac{\|x\|^2}{d}, \qquad \hat c = \frac{x_1^\top x_2}{\|x_1\|\,\|x_2\|}.$$
+
+They are taken where the theory has a node, whatever the function calls it: the record of its
+operations is run step by step, and nothing but these numbers is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from skipless.core.agreement import Check, Measurement, compare
+from skipless.core.network import Point
+from skipless.core.predict import predict
+from skipless.core.solution import Solution
+
+from .draw import Distribution
+from .draw import draw as drawn_weights
+from .replay import Array, Replay
+from .trace import Reading, input_place, read
+
+TOLERANCE = 0.05  # the check of skipless.torch says why
+
+
+def measure(
+    fn: Callable[..., object],
+    *args: object,
+    seeds: int | Iterable[int] | None = None,
+    draw: Callable[[jax.Array], Sequence[object]] | None = None,
+) -> Measurement:
+    """The q and c values of `fn(*args)` at every node of its graph, over pairs and locations.
+
+    The arguments are those of `trace`; the last one is a batch in which samples 0 and 1 are a pair,
+    as are 2 and 3, and so on. The weights are those that are given. With `seeds`, a number of them
+    or the seeds themselves, they are drawn anew for each; then standard errors are over seeds.
+    `draw(key)` returns the arguments that come before the batch. Without it, layers get weights
+    as in `check`, with `sigma_w=1` and `sigma_b=0`.
+
+    A linear layer with orthonormal rows and columns keeps both values:
+
+    >>> x = pair_inputs((8,), pairs=5, cosine=0.25)
+    >>> found = measure(lambda w, x: x @ w, jnp.eye(8), x, seeds=3)
+    >>> [(node.kind, round(node.q.mean, 5), round(node.c.mean, 5)) for node in found.nodes]
+    [('Input', 1.0, 0.25), ('Affine', 1.0, 0.25)]
+    """
+    place = input_place(args)
+    inputs = jnp.asarray(args[place])
+    if inputs.ndim < 2 or len(inputs) < 2 or len(inputs) % 2:
+        raise ValueError(
+            f"inputs of shape {inputs.shape} were given, but a batch of pairs has an even number "
+            "of samples of one dimension or more. Use pair_inputs, or drop a sample."
+        )
+    if draw is not None and seeds is not None:
+        graph, samples = None, []
+        for key in _keys(seeds):
+            replay = Replay(read(fn, *draw(key), *args[place:]))
+            graph = graph or replay.graph
+            samples.append(replay(inputs, {}))
+        q, c = _stacked(samples)
+        assert graph is not None
+        return Measurement.of(graph, q, c)
+    reading = read(fn, *args)
+    replay = Replay(reading)
+    if seeds is None:
+        q, c = _stacked([replay(inputs, {})])
+    else:
+        q, c = _samples(reading, partial(replay, inputs), seeds, drawn_weights)
+    return Measurement.of(replay.graph, q, c)
+
+
+def check(
+    fn: Callable[..., object],
+    *example_args: object,
+    solution: Solution,
+    cosines: Sequence[float] = (0.0,),
+    seeds: int | Iterable[int] = 20,
+    pairs: int = 8,
+    distribution: Distribution = "orthogonal",
+    tolerance: float = TOLERANCE,
+) -> Check:
+    r"""What `solution` predicts for `fn`, beside what is measured, at every node of its graph.
+
+    Pairs of inputs with each of the `cosines` go through `fn(*example_args)` under as many draws of
+    its weights as there are `seeds` (or under these very ones: `seeds=tqdm(range(50))` shows
+    progress). Every layer gets weights of that `distribution` in place of those that it is given,
+    and its biases, if it has any, are drawn with the solution's `sigma_b`; convolutions have theirs
+    at one tap (Delta initialisation). Weights that are computed from others are refused. Of the
+    example, the last argument as in `trace`, only the shape of a sample matters.
+
+    A node agrees if c, and q relative to its prediction, are off by at most the `tolerance` and
+    four standard errors; `skipless.torch.check` says what finite widths do.
+
+    >>> from skipless import Graph, TAT, solve
+    >>> from skipless.jax import shaped
+    >>> trelu = solve(Graph.chain(20), TAT(eta=0.8))
+    >>> def model(weights, x):
+    ...     for w in weights:
+    ...         x = shaped(trelu)(x @ w)
+    ...     return x
+    >>> weights = [jax.ShapeDtypeStruct((100, 100), jnp.float32)] * 20
+    >>> check(model, weights, jnp.zeros((1, 100)), solution=trelu, seeds=5).agrees
+    True
+    """
+    if not cosines or pairs < 1 or not tolerance >= 0.0:
+        raise ValueError(
+            f"cosines={tuple(cosines)}, pairs={pairs} and tolerance={tolerance:g} were asked for; "
+            "a check takes at least one cosine, one pair, and a tolerance of 0 or more."
+        )
+    place = input_place(example_args)
+    example = example_args[place]
+    samples = 2 * pairs * len(cosines)
+    stand_in = jnp.ones((samples, *example.shape[1:]), example.dtype)  # pyright: ignore
+    reading = read(fn, *example_args[:place], stand_in, *example_args[place + 1 :])
+    replay = Replay(reading)
+    # Pairs take the place of what normalises the inputs would make of them.
+    inputs = _pairs_for(replay, pairs, cosines).astype(stand_in.dtype)
+    law = partial(
+        drawn_weights,
+        sigma_w=solution.sigma_w,
+        sigma_b=solution.sigma_b,
+        distribution=distribution,
+    )
+    run = lambda drawn: replay(stand_in, drawn, inputs)
+    q, c = _samples(reading, run, seeds, law)
+    comparisons = []
+    for number, cosine in enumerate(cosines):
+        own = slice(number * pairs, (number + 1) * pairs)
+        measured = Measurement.of(replay.graph, q[..., own], c[..., own])
+        points = predict(replay.graph, solution, Point(1.0, cosine))
+        comparisons += compare(points, measured, tolerance, cosine)
+    return Check(tuple(comparisons), tolerance, seeds=q.shape[0], pairs=pairs)
+
+
+def pair_inputs(
+    shape: Sequence[int],
+    pairs: int,
+    cosine: float,
+    *,
+    channel_axis: int = -1,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """A batch of random pairs of samples of `shape`, of q value 1 and of that `cosine`.
+
+    Both are exact at every location, for a sample has the same vector of channels at all of them.
+    What pools, pads or flattens locations then keeps them exact.
+
+    >>> x = pair_inputs((4, 4, 3), pairs=2, cosine=-0.5)
+    >>> x.shape, bool(jnp.allclose(jnp.mean(x[0] * x[1], axis=-1), -0.5))
+    ((4, 4, 4, 3), True)
+    """
+    if not -1.0 <= cosine <= 1.0:
+        raise ValueError(f"A pair with a cosine of {cosine:g} was asked for; it is -1 to 1.")
+    channels = shape[channel_axis]
+    if channels < 2 and abs(cosine) < 1.0:
+        raise ValueError(
+            f"Pairs with a cosine of {cosine:g} were asked for, but two samples of {channels} "
+            "channel are alike or opposite. Use a cosine of 1 or -1, or normalize_per_location to "
+            "make two channels of one."
+        )
+    key = jax.random.key(0) if key is None else key
+    bits = np.asarray(jax.random.bits(key, (4,)))
+    u, v = np.random.default_rng(bits).standard_normal((2, pairs, channels))  # in float64
+    u = u / np.linalg.norm(u, axis=1, keepdims=True)
+    v = v - np.sum(u * v, axis=1, keepdims=True) * u
+    length = np.linalg.norm(v, axis=1, keepdims=True)
+    v = v / length if channels > 1 else np.zeros_like(v)
+    second = cosine * u + math.sqrt(1.0 - cosine**2) * v
+    vectors = math.sqrt(channels) * np.stack([u, second], axis=1).reshape(-1, channels)
+    sizes = [1] * len(shape)
+    sizes[channel_axis] = channels
+    pairs_and_sizes = vectors.reshape(2 * pairs, *sizes)
+    return jnp.asarray(np.broadcast_to(pairs_and_sizes, (2 * pairs, *shape)), jnp.float32)
+
+
+def _keys(seeds: int | Iterable[int]) -> Iterator[jax.Array]:
+    yield from map(jax.random.key, range(seeds) if isinstance(seeds, int) else seeds)
+
+
+def _samples(
+    reading: Reading,
+    run: Callable[..., tuple[Array, Array]],
+    seeds: int | Iterable[int],
+    law: Callable[..., object],
+) -> tuple[Array, Array]:
+    return _stacked([run(law(reading, key)) for key in _keys(seeds)])
+
+
+def _stacked(samples: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """The q and c values of shape (draws, nodes, pairs)."""
+    if not samples:
+        raise ValueError("No seed was given. Ask for one or more, such as seeds=10.")
+    q, c = zip(*samples, strict=True)
+    return np.stack(q), np.stack(c)
+
+
+def _pairs_for(replay: Replay, pairs: int, cosines: Sequence[float]) -> jax.Array:
+    (channel,) = replay.input_axes.channels
+    pair = partial(pair_inputs, replay.input_shape[1:], pairs, channel_axis=channel - 1)
+    keys = jax.random.split(jax.random.key(0), len(cosines))
+    return jnp.concatenate([pair(c, key=key) for c, key in zip(cosines, keys, strict=True)])

@@ -1,0 +1,95 @@
+r"""Inputs of q value 1, as the theory assumes them.
+
+The q value of an input is $q = \|x\|^2 / d$; what the theory predicts, it predicts for $q = 1$
+(section 2.2). Which numbers make up $x$ depends on the network:
+
+- A convolutional network under Delta initialisation acts on every location by itself, so that each
+  location's vector of channels is to have q value 1: `normalize_per_location`.
+- A multilayer perceptron takes all numbers of a sample as one vector: `normalize_per_sample`.
+
+With smooth activations this decides whether the prediction holds. Rectifiers commute with positive
+scales, so that c values come out right without it; but a location of zeros, such as a black pixel,
+has no c value in any network, and locations of different q values weigh differently when pooled.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from .functions import in_float32
+
+
+def normalize_per_location(
+    x: ArrayLike, *, channel_axis: int = -1, homogeneous: float | None = 1.0
+) -> Array:
+    r"""`x` with a constant channel appended, scaled to q value 1 at every location.
+
+    $$x \mapsto \sqrt{\frac{d + 1}{\|x\|^2 + h^2}}\; (x_1, \ldots, x_d, h)$$
+
+    Scaling alone would forget the length of $x$, which is the brightness of a pixel. The
+    homogeneous coordinate $h$ keeps it, and gives a location of zeros a direction. It should be of
+    the size of the entries of `x`: 1 for standardised data.
+
+    **The output has one channel more than the input**, as the first layer must expect. With
+    `homogeneous=None` it has not; then locations of zeros stay zero.
+
+    `channel_axis` is -1 for the layout of Flax, channels last; 1 for batches with channels first.
+
+    >>> black_and_blue = jnp.array([[0.0, 0.0, 0.0], [0.0, 0.0, 3.0]])
+    >>> y = normalize_per_location(black_and_blue)
+    >>> y[0].tolist(), [round(q, 6) for q in jnp.mean(y**2, axis=-1).tolist()]
+    ([0.0, 0.0, 0.0, 2.0], [1.0, 1.0])
+    """
+
+    def normalized(wide: Array) -> Array:
+        if homogeneous is not None:
+            first = jax.lax.slice_in_dim(wide, 0, 1, axis=channel_axis)
+            constant = jnp.full_like(first, homogeneous)
+            wide = jnp.concatenate([wide, constant], axis=channel_axis)
+        return _scaled(wide, (channel_axis,))
+
+    return in_float32(normalized, _floating(x))
+
+
+def normalize_per_sample(x: ArrayLike, *, start_axis: int = 1) -> Array:
+    """`x` scaled to q value 1 over all numbers of each sample; a sample of zeros stays zero.
+
+    A sample is what lies in the axes from `start_axis` on: 1 in batches, 0 for a single sample, as
+    under `jax.vmap`. Among many numbers the length is a small loss. Where it matters,
+    `normalize_per_location(x.reshape(len(x), -1))` keeps it in one number more.
+
+    >>> normalize_per_sample(jnp.array([[3.0, 0.0, 0.0, 0.0], [5.0, 5.0, -5.0, 5.0]])).tolist()
+    [[2.0, 0.0, 0.0, 0.0], [1.0, 1.0, -1.0, 1.0]]
+    """
+    array = _floating(x)
+    axes = tuple(range(array.ndim)[start_axis:])
+    if not axes:
+        raise ValueError(
+            f"An array of shape {array.shape} has no axis {start_axis} for the numbers of a "
+            "sample: for a single sample without a batch, set start_axis=0."
+        )
+    return in_float32(lambda wide: _scaled(wide, axes), array)
+
+
+def _floating(x: ArrayLike) -> Array:
+    array = jnp.asarray(x)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(
+            f"Scaling to q value 1 takes floating-point numbers, not {array.dtype}. Divide bytes "
+            "of an image by 255, and standardise them, first."
+        )
+    return array
+
+
+def _scaled(x: Array, axes: tuple[int, ...]) -> Array:
+    """`x` times what makes its mean square over `axes` 1; zeros stay zeros."""
+    # Squares of entries that are at most 1 do not overflow. The result does not depend on `peak`,
+    # so that no derivative need follow it.
+    peak = jnp.max(jnp.abs(jax.lax.stop_gradient(x)), axis=axes, keepdims=True)
+    nothing = peak == 0
+    x = x / jnp.where(nothing, 1.0, peak)
+    square = jnp.mean(jnp.square(x), axis=axes, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.where(nothing, 1.0, square))

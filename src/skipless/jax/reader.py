@@ -1,0 +1,219 @@
+"""A record, read operation by operation into a graph.
+
+Products with weights become affine nodes, pointwise functions activations, additions sums, and
+operations that only move numbers about vanish. For those who measure the network, every tensor
+keeps its `Step`: what it is to the theory, and which tensors it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skipless.core import signals as core
+from skipless.core.graph import Graph
+from skipless.core.recognise import PROBE
+from skipless.core.signals import FEW, UnsupportedModelError
+
+from .compose import Composer, Pointwise, Value
+from .constants import Constants
+from .elementwise import POINTWISE, UNCHANGED
+from .masks import masked
+from .operations import (
+    ADDITIONS,
+    AFFINE,
+    APPROXIMATE_MOVES,
+    CONCATENATIONS,
+    LAYOUTS,
+    MOVES,
+    PROBABILITIES,
+    SUMS,
+    UNCOVERED,
+    UNKNOWN,
+    fan_in,
+    reduced,
+    signals,
+    unmoved,
+)
+from .record import Operation, Record, Tensor
+from .regions import Region, regions
+
+
+class Reader(Composer):
+    """Reads a record into a graph, and keeps the steps."""
+
+    def __init__(self, record: Record, constants: Constants) -> None:
+        super().__init__(constants, regions(record))
+        self.record = record
+        self.biases: dict[Tensor, Operation] = {}  # of layers, with the addition that applies them
+        self.last: Tensor | None = None
+        self._entered: set[Region] = set()
+        self._statistics: set[Tensor] = set()
+        self._totals: dict[Tensor, float] = {}  # sums over places, with their number
+        self._used: set[Tensor] = set()  # weights
+
+    def read(self) -> Graph:
+        self.input(self.record.input, self.record.input.name)
+        for op in self.record.operations:
+            if op.name == "gather" and not op.inputs[0].signal and op.inputs[1].signal:
+                raise self._uncovered(op, op.name, UNCOVERED[op.name])
+        for op in self.record.operations:
+            inputs = signals(op)
+            if not inputs:
+                continue
+            if op in self._regions:
+                self._within(op, self._regions[op])
+            elif all(tensor in self._statistics for tensor in inputs):
+                self._statistics.update(op.outputs)
+            elif any(tensor in self._statistics for tensor in inputs):
+                raise self.product_of_branches(op.outputs[0], op.name)
+            else:
+                self._read(op, inputs)
+        self._finish()
+        return self.builder.build()
+
+    def _within(self, op: Operation, region: Region) -> None:
+        """An operation of a known call: the call as a whole is read where its result appears."""
+        first = op.outputs[0]
+        if region.kind == "probabilities":
+            raise self._uncovered(op, "softmax", PROBABILITIES)
+        if region not in self._entered:
+            self._entered.add(region)
+            for source in region.sources:
+                self.at(source, first)
+            if len(region.sources) > 1 and region.kind != "normalised input":
+                raise self.product_of_branches(first, f"a layer ({op.name})")
+        for tensor in op.outputs:
+            if tensor is not region.result:
+                self._statistics.add(tensor)
+            elif region.kind == "norm":
+                self.norm(tensor, region.sources[0])
+            elif region.kind in ("dropout", "resize"):
+                rough = region.kind if region.kind == "resize" else ""
+                self.move(tensor, region.sources[0], approximate=rough)
+            elif region.kind == "shaped":
+                self.pointwise(tensor)
+            else:
+                self.normalised_input(tensor, region.sources)
+
+    def _read(self, op: Operation, inputs: Sequence[Tensor]) -> None:
+        (tensor, *others) = op.outputs
+        if op.name in AFFINE:
+            self._layer(op, inputs)
+        elif op.name in SUMS:
+            self._total(tensor, inputs[0], reduced(op))
+        elif op.name in MOVES and inputs[0] in self._totals:
+            for output in op.outputs:  # it is divided by their number afterwards
+                self._total(output, inputs[0], self._totals[inputs[0]])
+        elif (op.name in MOVES and op.inputs[0].signal) or op.name in APPROXIMATE_MOVES:
+            if len(inputs) > 1:
+                raise self._uncovered(op, op.name, UNCOVERED["gather"])
+            for output in op.outputs:
+                rough = op.name if op.name in APPROXIMATE_MOVES else ""
+                self.move(output, inputs[0], approximate=rough)
+        elif op.name in CONCATENATIONS:
+            axis = op.parameters["dimension"]
+            self.concat(tensor, op.inputs, [float(t.shape[axis]) for t in op.inputs])
+        elif op.name in POINTWISE and op.name in UNCHANGED and others:
+            for before, after in zip(op.inputs, op.outputs, strict=True):
+                if before.signal:
+                    self.move(after, before)
+        elif op.name in POINTWISE:
+            self._pointwise(op, tensor, inputs)
+        else:
+            raise self._uncovered(op, op.name, UNCOVERED.get(op.name, UNKNOWN))
+
+    def _uncovered(self, op: Operation, name: str, about: tuple[str, str]) -> UnsupportedModelError:
+        kind, advice = about
+        return UnsupportedModelError(
+            f"{op.location} computes {name}{kind}, for which there are no Q and C maps. {advice}"
+        )
+
+    def _layer(self, op: Operation, inputs: Sequence[Tensor]) -> None:
+        tensor = op.outputs[0]
+        weights = [t for t in op.inputs if not t.signal]
+        if not weights:
+            self.affine(tensor, op.inputs, FEW, depthwise=False)  # which refuses two tensors
+        weight, source = weights[0], inputs[0]
+        groups = op.parameters.get("batch_group_count", 1)
+        contracted = op.parameters["dimension_numbers"][0][0] if op.name == "dot_general" else [0]
+        if (
+            groups != 1
+            or not len(contracted)
+            or (op.name != "dot_general" and not op.inputs[0].signal)
+        ):
+            raise self._uncovered(op, op.name, (" of a kind of its own", UNKNOWN[1]))
+        channels, depthwise = fan_in(op, source, weight)
+        self.affine(tensor, inputs, channels or FEW, depthwise)
+        if (own := unmoved(weight)) in self._used:
+            self.notes.approximate.append(f"weights used again at {self.origin(tensor)}")
+        self._used.add(own)
+
+    def _total(self, tensor: Tensor, source: Tensor, count: float) -> None:
+        """A sum over places is their mean, which is a move, times their number."""
+        known = source in self._totals
+        node = self.values[source].node if known else self.at(source, tensor)
+        self._totals[tensor] = count
+        self.steps[tensor] = core.Step("move", node, (source,), count)
+        self.values[tensor] = Value(node, tensor, Pointwise(count * PROBE))
+
+    def _pointwise(self, op: Operation, tensor: Tensor, inputs: Sequence[Tensor]) -> None:
+        """A function of one tensor stays one; different tensors may be added, and no more."""
+        for i in inputs:  # a shaped activation is one, whatever is computed after it
+            function = self.values[i].function
+            if function is not None and function.call is not None:
+                self.at(i, tensor)
+        if self._is_bias(op, inputs):
+            self.biases[tensor] = op
+            self.set(tensor, "affine", self.values[inputs[0]].node, inputs)
+        elif (unmasked := masked(op)) is not None:
+            self.move(tensor, unmasked)
+        elif self._divides_by_counts(op):
+            self.set(tensor, "move", self.values[inputs[0]].node, inputs)
+        elif (chosen := self._chosen(op)) is not None:
+            self.move(tensor, chosen)
+        elif len({self.values[i].place for i in inputs}) == 1:
+            self.pointwise(tensor)
+        elif op.name in ADDITIONS:
+            self.sum(tensor, inputs, [1.0, -1.0 if op.name == "sub" else 1.0])
+        else:
+            raise self.product_of_branches(tensor, op.name)
+
+    def _is_bias(self, op: Operation, inputs: Sequence[Tensor]) -> bool:
+        """Whether an array is added to what a layer computes, reshaped at most in between."""
+        if op.name not in ADDITIONS or len(op.inputs) != 2 or len(inputs) != 1:
+            return False
+        (added,) = (t for t in op.inputs if not t.signal)
+        given = added.parametric or self.constants.number(added) is None
+        if not given or (op.name == "sub" and added is op.inputs[0]):
+            return False
+        tensor = inputs[0]
+        while self.values[tensor].function is None and self.steps[tensor].kind == "move":
+            if tensor.operation is None or tensor.operation.name not in LAYOUTS:
+                return False
+            (tensor,) = self.steps[tensor].inputs
+        return self.values[tensor].function is None and self.steps[tensor].kind == "affine"
+
+    def _divides_by_counts(self, op: Operation) -> bool:
+        """Whether a window's sum is divided by how many places it has, fewer at the border."""
+        if op.name != "div" or op.inputs[1].signal or op.inputs[1].parametric:
+            return False
+        return op.inputs[0] in self._totals and self.constants.number(op.inputs[1]) is None
+
+    def _chosen(self, op: Operation) -> Tensor | None:
+        """Which of two tensors a constant chooses everywhere, if it does."""
+        if op.name != "select_n" or op.inputs[0].signal:
+            return None
+        which = self.constants.number(op.inputs[0])
+        chosen = None if which is None else op.inputs[1 + int(which)]
+        return chosen if chosen is not None and chosen.signal else None
+
+    def _finish(self) -> None:
+        outputs = list(dict.fromkeys(t for t in self.record.outputs if t.signal))
+        tensors = [t for t in outputs if t not in self._statistics]
+        if len(tensors) != 1:
+            raise UnsupportedModelError(
+                f"The function returns {len(tensors)} arrays that depend on its input, but the "
+                "theory knows networks with one output. Wrap it in a function that returns one."
+            )
+        self.last = tensors[0]
+        self.output(self.last, self.last)

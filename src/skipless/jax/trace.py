@@ -1,0 +1,210 @@
+"""A JAX function as the theory sees it: trace(fn, *example_args) -> Graph.
+
+`jax.make_jaxpr` records the function on the shapes of its arguments, whatever library it is made
+with; `reader` reads that record from input to output.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from skipless.core.graph import Graph
+from skipless.core.signals import Notes, UnsupportedModelError
+
+from .compose import Step
+from .constants import Constants, x64
+from .reader import Reader
+from .record import Operation, Record, Tensor, record
+
+
+def trace(fn: Callable[..., object], *example_args: object) -> Graph:
+    """The graph of `fn(*example_args)`, each node with its module path and source line.
+
+    The network's input is the last argument that is an array, but for random keys; what comes
+    before it, and what `fn` holds, are parameters, keys and states, in trees as they are.
+    Arrays may be given as `jax.ShapeDtypeStruct`, then no number that depends on them is known.
+    Anything else, such as a flag, is passed on as it is. So these are calls:
+
+    | library    | call                                                     |
+    |------------|----------------------------------------------------------|
+    | Flax Linen | `trace(model.apply, variables, x)`                       |
+    | Flax NNX   | `trace(model, x)`                                        |
+    | Haiku      | `trace(net.apply, params, rng, x)`                       |
+    | Equinox    | `trace(jax.vmap(model), x)`                              |
+    | plain JAX  | `trace(fn, params, x)`                                   |
+
+    Normalisation layers are passed over: the theory has no use for them. What it does not cover,
+    such as attention or products of branches, raises `UnsupportedModelError`.
+
+    >>> import jax.numpy as jnp
+    >>> mlp = lambda params, x: jax.nn.relu(jax.nn.relu(x @ params[0]) @ params[1])
+    >>> trace(mlp, [jnp.ones((3, 4)), jnp.ones((4, 4))], jnp.ones((1, 3))) == Graph.chain(2)
+    True
+    """
+    with suppress(_RecordingError):
+        # In float64 a factor such as 0.6 is recorded as it was written, but not all functions take
+        # it: layers may hold weights in float32 and ask for inputs of the same type.
+        return read(fn, *example_args, wide=True).graph
+    return read(fn, *example_args).graph
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A function's graph, and how it lies in the record of the function's operations."""
+
+    graph: Graph
+    notes: Notes
+    record: Record
+    steps: Mapping[Tensor, Step]
+    biases: Mapping[Tensor, Operation]
+    output: Tensor
+    constants: Constants
+
+    def tensors(self) -> dict[int, tuple[Tensor, float]]:
+        """For nodes of the graph, a recorded tensor and the factor by which it is larger."""
+        found: dict[int, tuple[Tensor, float]] = {}
+        for tensor, step in self.steps.items():
+            if step.kind in ("input", "affine"):  # the last one: normalised, or with its bias
+                found[step.node] = (tensor, 1.0)
+            elif step.kind != "move":
+                found.setdefault(step.node, (tensor, step.scale))
+        return found
+
+
+class _RecordingError(UnsupportedModelError):
+    """JAX cannot record the function."""
+
+
+def read(fn: Callable[..., object], *example_args: object, wide: bool = False) -> Reading:
+    """The graph of `fn` in the record of its operations.
+
+    With `wide`, all arguments of floating-point numbers are taken as float64.
+    """
+    call = Call.of(fn, example_args)
+    constants = Constants(wide=wide)
+    with x64() if wide else nullcontext():
+        closed = _recorded(call, wide)
+        arguments = [(n, _as_recorded(a, wide)) for n, a in call.arrays]
+    reader = Reader(record(closed, arguments, call.input, constants.array), constants)
+    graph = reader.read()
+    assert reader.last is not None
+    return Reading(
+        graph, reader.notes, reader.record, reader.steps, reader.biases, reader.last, constants
+    )
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function and its arguments, apart from the arrays in them, with their names."""
+
+    fn: Callable[[Sequence[object]], list[object]]  # arrays to the arrays in the result
+    arrays: list[tuple[str, object]]
+    input: int  # the place of the network's input among them
+
+    @classmethod
+    def of(cls, fn: Callable[..., object], arguments: Sequence[object]) -> Call:
+        """The call of `fn`, the parameters of which may be its own."""
+        if not callable(fn):
+            raise TypeError(
+                f"trace takes a function and its arguments; found {type(fn).__name__}. Of a Flax "
+                "model, give model.apply; of a Haiku one, net.apply."
+            )
+        function, held = _functional(fn)
+        place = input_place(arguments)
+        leaves, tree = jax.tree_util.tree_flatten_with_path((held, tuple(arguments)))
+        names = [jax.tree_util.keystr(path) for path, _ in leaves]
+        values = [leaf for _, leaf in leaves]
+        where = [index for index, value in enumerate(values) if _is_array(value)]
+        input_name = jax.tree_util.keystr(
+            (jax.tree_util.SequenceKey(1), jax.tree_util.SequenceKey(place))
+        )
+
+        def call(arrays: Sequence[object]) -> list[object]:
+            all_leaves = list(values)
+            for index, array in zip(where, arrays, strict=True):
+                all_leaves[index] = array
+            mine, theirs = jax.tree_util.tree_unflatten(tree, all_leaves)
+            return [leaf for leaf in jax.tree.leaves(function(mine, *theirs)) if _is_array(leaf)]
+
+        arrays = [(_readable(names[index]), values[index]) for index in where]
+        return cls(call, arrays, [names[index] for index in where].index(input_name))
+
+
+def _functional(fn: Callable[..., object]) -> tuple[Callable[..., object], object]:
+    """`fn` as a function of the arrays that it holds, if it is a module, and these."""
+    nnx: Any = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(fn, nnx.Module):
+        definition, state = nnx.split(fn)
+        return lambda state, *arguments: nnx.merge(definition, state)(*arguments), state
+    if any(_is_array(leaf) for leaf in jax.tree.leaves(fn)):  # an Equinox module is a tree
+        return lambda module, *arguments: module(*arguments), fn
+    return lambda _, *arguments: fn(*arguments), None
+
+
+def _readable(name: str) -> str:
+    return name.removeprefix("[0]").removeprefix("[1]")
+
+
+def _is_array(leaf: object) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+
+
+def input_place(arguments: Sequence[object]) -> int:
+    """Which of the arguments of a function is the network's input: the last that is an array.
+
+    Random keys and single numbers may follow it.
+    """
+    for place in range(len(arguments) - 1, -1, -1):
+        if _is_array(array := arguments[place]) and array.ndim > 0 and not _is_key(array):  # pyright: ignore
+            return place
+    raise UnsupportedModelError(
+        "A function is traced with an example of its input as the last argument, an array or a "
+        f"jax.ShapeDtypeStruct; found {[type(a).__name__ for a in arguments]}."
+    )
+
+
+def _is_key(array: Any) -> bool:
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return True
+    return array.dtype == np.uint32 and array.shape[-1:] == (2,)  # as keys were before
+
+
+def _as_recorded(array: object, wide: bool) -> object | None:
+    """The value of an argument in the type that it is recorded in, or None if it has none."""
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return None
+    assert isinstance(array, jax.Array | np.ndarray)
+    if wide and jnp.issubdtype(array.dtype, np.floating):
+        return np.asarray(array).astype(np.float64)
+    return array
+
+
+def _abstract(array: Any, wide: bool) -> jax.ShapeDtypeStruct:
+    floating = jnp.issubdtype(array.dtype, np.floating)
+    dtype = np.dtype(np.float64) if wide and floating else array.dtype
+    return jax.ShapeDtypeStruct(array.shape, dtype)
+
+
+def _recorded(call: Call, wide: bool) -> Any:
+    """The function's jaxpr."""
+    shapes = [_abstract(array, wide) for _, array in call.arrays]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return jax.make_jaxpr(call.fn)(shapes)
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            raise _RecordingError(
+                "The function was to be read on an input of shape "
+                f"{tuple(call.arrays[call.input][1].shape)}, but JAX cannot record it: {reason} "  # pyright: ignore
+                "Check that it runs under jax.jit with these arguments."
+            ) from error

@@ -1,0 +1,44 @@
+"""Keras 3 on any backend: read a model, shape it, draw its weights."""
+
+try:
+    import keras as _keras  # noqa: F401 - to see whether it can be
+except ModuleNotFoundError as error:
+    if error.name == "keras":
+        raise
+    raise ImportError(
+        f"Keras is to run on {error.name}, which is not installed: pip install {error.name}, or "
+        "name another backend in KERAS_BACKEND: jax, tensorflow or torch"
+    ) from error
+
+from .activations import ShapedActivation, TReLU, WeightedAdd
+from .conversion import ConversionReport
+from .convert import convert
+from .functions import activation
+from .init import (
+    DeltaOrthogonal,
+    DepthwiseDelta,
+    GaussianFanIn,
+    ScaledUniformOrthogonal,
+    TransposedDelta,
+)
+from .normalize import PerLocationNormalization, normalize_per_location, normalize_per_sample
+from .trace import UnsupportedModelError, trace
+
+__all__ = [
+    "ConversionReport",
+    "DeltaOrthogonal",
+    "DepthwiseDelta",
+    "GaussianFanIn",
+    "PerLocationNormalization",
+    "ScaledUniformOrthogonal",
+    "ShapedActivation",
+    "TReLU",
+    "TransposedDelta",
+    "UnsupportedModelError",
+    "WeightedAdd",
+    "activation",
+    "convert",
+    "normalize_per_location",
+    "normalize_per_sample",
+    "trace",
+]

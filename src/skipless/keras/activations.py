@@ -1,0 +1,251 @@
+"""Shaped activations as layers: φ̂ between two affine maps, and TReLU.
+
+Constants are Python floats, and part of the layer's configuration: a `.keras` file holds them with
+all their digits, and no policy rounds them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+import keras
+from keras import ops
+
+from skipless.core import activations as core
+from skipless.core.solution import Solution
+
+from .functions import Array, Function, activation, is_half, named
+
+Config = dict[str, object]
+
+
+@keras.saving.register_keras_serializable(package="skipless")
+class ShapedActivation(keras.layers.Layer):
+    r"""φ̂, an activation between two affine maps.
+
+    $$\hat\varphi(x) = s_o \left(\varphi(s_i\, x + b_i) + b_o\right)$$
+
+    φ is a name, an `Activation` of `core`, or a function of tensors; to be loaded from a file, such
+    a function is registered, or given as one of the `custom_objects`. Half precision is computed in
+    float32 and rounded once, for $s_o$ magnifies every error that is made before it.
+
+    A sigmoid is a tanh of half its input, moved up:
+
+    >>> half = ShapedActivation("tanh", 0.5, 0.0, 0.5, 1.0)
+    >>> x = ops.array([-2.0, 0.0, 1.0])
+    >>> bool(ops.max(ops.abs(half(x) - ops.sigmoid(x))) < 1e-6)
+    True
+    """
+
+    def __init__(
+        self,
+        phi: str | core.Activation | Function,
+        input_scale: float = 1.0,
+        input_shift: float = 0.0,
+        output_scale: float = 1.0,
+        output_shift: float = 0.0,
+        *,
+        name: str | None = None,
+        dtype: str | keras.DTypePolicy | None = None,
+        trainable: bool = True,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        self.supports_masking = True
+        if isinstance(phi, str | core.Activation):
+            known = named(phi)
+            self.function, self.phi = activation(known), known.name
+            self.negative_slope = known.negative_slope
+        else:
+            self.function, self.phi = phi, getattr(phi, "__name__", repr(phi))
+            self.negative_slope = None
+        self._named = isinstance(phi, str | core.Activation)
+        self.input_scale = float(input_scale)
+        self.input_shift = float(input_shift)
+        self.output_scale = float(output_scale)
+        self.output_shift = float(output_shift)
+        self._demand_finite()
+        self.built = True
+
+    @staticmethod
+    def from_solution(
+        solution: Solution,
+        function: Function | None = None,
+        *,
+        name: str | None = None,
+        dtype: str | keras.DTypePolicy | None = None,
+    ) -> ShapedActivation:
+        """The φ̂ of `solution`, which is a `TReLU` if it has but a slope and an output scale.
+
+        `function` is φ in tensors, to be given if φ is an `Activation` of the user's own.
+
+        >>> from skipless import DKS, Graph, solve
+        >>> ShapedActivation.from_solution(solve(Graph.chain(50), DKS(), "tanh")).phi
+        'tanh'
+        """
+        defaults = {
+            "input_scale": 1.0,
+            "input_shift": 0.0,
+            "output_scale": 1.0,
+            "output_shift": 0.0,
+        }
+        given = {n: v for n, v in solution.parameters.items() if n in defaults and v is not None}
+        numbers = (defaults | given).values()
+        if function is not None:
+            return ShapedActivation(function, *numbers, name=name, dtype=dtype)
+        shaped = ShapedActivation(solution.base, *numbers, name=name, dtype=dtype)
+        rest = shaped.constants
+        slope, scale = rest.pop("negative_slope", None), rest.pop("output_scale")
+        if slope is None or rest != {"input_scale": 1.0, "input_shift": 0.0, "output_shift": 0.0}:
+            return shaped
+        return TReLU(slope, scale, name=name, dtype=dtype)
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """The numbers that define φ̂."""
+        slope = {} if self.negative_slope is None else {"negative_slope": self.negative_slope}
+        return slope | {
+            "input_scale": self.input_scale,
+            "input_shift": self.input_shift,
+            "output_scale": self.output_scale,
+            "output_shift": self.output_shift,
+        }
+
+    def call(self, x: Array) -> Array:
+        if is_half(x):
+            return ops.cast(self.call(ops.cast(x, "float32")), x.dtype)
+        if self.input_scale != 1.0:
+            x = x * self.input_scale
+        if self.input_shift != 0.0:
+            x = x + self.input_shift
+        y = self.function(x)
+        if self.output_shift != 0.0:
+            y = y + self.output_shift
+        return y if self.output_scale == 1.0 else y * self.output_scale
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        return input_shape
+
+    def get_config(self) -> Config:
+        phi = self.phi if self._named else keras.saving.serialize_keras_object(self.function)
+        return {
+            **super().get_config(),
+            "phi": phi,
+            "input_scale": self.input_scale,
+            "input_shift": self.input_shift,
+            "output_scale": self.output_scale,
+            "output_shift": self.output_shift,
+        }
+
+    @classmethod
+    def from_config(cls, config: Config) -> Self:
+        if isinstance(phi := config.get("phi"), dict):
+            config = config | {"phi": keras.saving.deserialize_keras_object(phi)}
+        return super().from_config(config)
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{n}={v:.6g}" for n, v in self.constants.items())
+        return f"{type(self).__name__}({self.phi.split('(')[0]}, {numbers})"
+
+    def _demand_finite(self) -> None:
+        for name, number in self.constants.items():
+            if not math.isfinite(number) or (name == "input_scale" and number == 0.0):
+                raise ValueError(
+                    f"{type(self).__name__} of {self.phi} was given {name} = {number:g}, with "
+                    "which it is no function of its input. Give finite constants and an "
+                    "input_scale other than 0, as `solve` finds them."
+                )
+
+
+@keras.saving.register_keras_serializable(package="skipless")
+class TReLU(ShapedActivation):
+    r"""γ φ_α(x), the leaky ReLU of slope α below zero whose Q map is the identity (eq. 11).
+
+    $$\gamma\,(\max(x, 0) + \alpha \min(x, 0)), \qquad \gamma = \sqrt{2 / (1 + \alpha^2)}$$
+
+    >>> TReLU(negative_slope=0.0)  # ReLU needs γ² = 2
+    TReLU(leaky_relu, negative_slope=0, output_scale=1.41421)
+    """
+
+    def __init__(
+        self,
+        negative_slope: float,
+        output_scale: float | None = None,
+        *,
+        name: str | None = None,
+        dtype: str | keras.DTypePolicy | None = None,
+        trainable: bool = True,
+    ) -> None:
+        if output_scale is None:
+            output_scale = math.sqrt(2.0 / (1.0 + negative_slope**2))
+        phi = core.leaky_relu(negative_slope)
+        super().__init__(
+            phi, output_scale=output_scale, name=name, dtype=dtype, trainable=trainable
+        )
+
+    @property
+    def constants(self) -> dict[str, float]:
+        assert self.negative_slope is not None
+        return {"negative_slope": self.negative_slope, "output_scale": self.output_scale}
+
+    def call(self, x: Array) -> Array:
+        if is_half(x):
+            return ops.cast(self.call(ops.cast(x, "float32")), x.dtype)
+        assert self.negative_slope is not None
+        low = self.negative_slope * self.output_scale
+        return ops.where(x > 0.0, self.output_scale * x, low * x)
+
+    def get_config(self) -> Config:
+        config = super().get_config()
+        for name in ("phi", "input_scale", "input_shift", "output_shift"):
+            del config[name]
+        return config | {"negative_slope": self.negative_slope}
+
+
+@keras.saving.register_keras_serializable(package="skipless")
+class WeightedAdd(keras.layers.Layer):
+    """A weighted sum of tensors of one shape, as the shortcuts of a rescaled ResNet end in.
+
+    >>> x, y = ops.array([1.0, 0.0]), ops.array([0.0, 1.0])
+    >>> [round(n, 6) for n in ops.convert_to_numpy(WeightedAdd([0.8, 0.6])([x, y])).tolist()]
+    [0.8, 0.6]
+    """
+
+    def __init__(
+        self,
+        weights: list[float] | tuple[float, ...],
+        *,
+        name: str | None = None,
+        dtype: str | keras.DTypePolicy | None = None,
+        trainable: bool = True,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        self.supports_masking = True
+        self.sum_weights = tuple(map(float, weights))  # Keras calls a layer's variables `weights`
+        if not self.sum_weights or not all(map(math.isfinite, self.sum_weights)):
+            raise ValueError(
+                f"WeightedAdd was given the weights {list(weights)}, but needs a finite number for "
+                "each term. Give [0.8, 0.6], say."
+            )
+        self.built = True
+
+    def call(self, inputs: list[Array]) -> Array:
+        terms = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+        if len(terms) != len(self.sum_weights):
+            raise ValueError(
+                f"{self.name} has weights for {len(self.sum_weights)} tensors and was given "
+                f"{len(terms)}. Give a list with one tensor for each weight."
+            )
+        if is_half(terms[0]):
+            wide = self.call([ops.cast(term, "float32") for term in terms])
+            return ops.cast(wide, terms[0].dtype)
+        scaled = [
+            term if w == 1.0 else term * w for term, w in zip(terms, self.sum_weights, strict=True)
+        ]
+        total = scaled[0]
+        for term in scaled[1:]:
+            total = total + term
+        return total
+
+    def get_config(self) -> Config:
+        return {**super().get_config(), "weights": list(self.sum_weights)}

@@ -1,0 +1,128 @@
+"""The layers and operations of Keras by what they mean to the theory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+
+import keras
+from keras import layers, ops
+
+from .functions import Array
+
+CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
+TRANSPOSED = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
+DEPTHWISE = (layers.DepthwiseConv1D, layers.DepthwiseConv2D)
+SEPARABLE = (layers.SeparableConv1D, layers.SeparableConv2D)
+AFFINE = (
+    layers.Dense, layers.EinsumDense, *CONVOLUTIONS, *TRANSPOSED, *DEPTHWISE, *SEPARABLE,
+)  # fmt: skip
+NORMS = (
+    layers.BatchNormalization, layers.LayerNormalization, layers.GroupNormalization,
+    layers.RMSNormalization,
+)  # fmt: skip
+MOVES = (
+    layers.Flatten, layers.Reshape, layers.Permute, layers.RepeatVector, layers.Identity,
+    layers.ZeroPadding1D, layers.ZeroPadding2D, layers.ZeroPadding3D,
+    layers.Cropping1D, layers.Cropping2D, layers.Cropping3D,
+    layers.AveragePooling1D, layers.AveragePooling2D, layers.AveragePooling3D,
+    layers.GlobalAveragePooling1D, layers.GlobalAveragePooling2D, layers.GlobalAveragePooling3D,
+    layers.AdaptiveAveragePooling1D, layers.AdaptiveAveragePooling2D,
+    layers.AdaptiveAveragePooling3D,
+    layers.Dropout, layers.SpatialDropout1D, layers.SpatialDropout2D, layers.SpatialDropout3D,
+    layers.AlphaDropout, layers.GaussianDropout, layers.GaussianNoise,
+    layers.ActivityRegularization, layers.UpSampling1D, layers.UpSampling2D, layers.UpSampling3D,
+)  # fmt: skip
+APPROXIMATE_MOVES = (
+    layers.MaxPooling1D, layers.MaxPooling2D, layers.MaxPooling3D,
+    layers.GlobalMaxPooling1D, layers.GlobalMaxPooling2D, layers.GlobalMaxPooling3D,
+    layers.AdaptiveMaxPooling1D, layers.AdaptiveMaxPooling2D, layers.AdaptiveMaxPooling3D,
+)  # fmt: skip
+ACTIVATIONS = (
+    layers.Activation, layers.ReLU, layers.LeakyReLU, layers.ELU, layers.PReLU,
+)  # fmt: skip
+RESCALINGS = (layers.Rescaling, layers.Normalization)
+# Merging layers as functions of several tensors, of use where these are all made from one.
+MERGES: dict[type[keras.layers.Layer], Callable[..., Array]] = {
+    layers.Add: lambda *terms: reduce(ops.add, terms),
+    layers.Subtract: ops.subtract,
+    layers.Average: lambda *terms: reduce(ops.add, terms) / len(terms),
+    layers.Multiply: lambda *factors: reduce(ops.multiply, factors),
+    layers.Maximum: lambda *terms: reduce(ops.maximum, terms),
+    layers.Minimum: lambda *terms: reduce(ops.minimum, terms),
+}
+
+# The operations of `keras.ops`, by the names of their classes.
+OP_AFFINE = {"Matmul", "Dot", "Tensordot", "Einsum", "Conv", "DepthwiseConv", "ConvTranspose"}
+OP_NORMS = {"LayerNorm", "RMSNorm", "BatchNorm"}
+OP_MOVES = {
+    "Reshape", "Transpose", "ExpandDims", "Squeeze", "Mean", "Average", "Pad", "GetItem", "Slice",
+    "Split", "ArraySplit", "Flip", "Roll", "Repeat", "Tile", "Swapaxes", "Moveaxis", "BroadcastTo",
+    "Ravel", "Copy", "Cast", "StopGradient", "AveragePool", "AdaptiveAveragePool", "DepthToSpace",
+    "SpaceToDepth", "Unstack", "Take", "Rot90", "PadImages", "CropImages", "View", "SaturateCast",
+}  # fmt: skip
+OP_APPROXIMATE_MOVES = {"MaxPool", "AdaptiveMaxPool", "Resize"}
+OP_ARITHMETIC = {"Add", "Subtract", "Multiply", "Divide", "TrueDivide"}
+OP_POINTWISE = {
+    "Relu", "Relu6", "Sigmoid", "SparseSigmoid", "Softplus", "Softsign", "SoftShrink", "SparsePlus",
+    "Silu", "Squareplus", "LogSigmoid", "LeakyRelu", "HardSigmoid", "HardSilu", "Elu", "Selu",
+    "Gelu", "Celu", "TanhShrink", "HardTanh", "HardShrink", "Threshold", "Absolute", "Fabs", "Exp",
+    "Exp2", "Expm1", "Log", "Log1p", "Log2", "Log10", "Sqrt", "Rsqrt", "Square", "Power",
+    "Negative", "Reciprocal", "Clip", "Maximum", "Minimum", "Fmax", "Fmin", "Where", "Greater",
+    "GreaterEqual", "Less", "LessEqual", "Sign", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Tanh",
+    "Arctan", "Arcsinh", "Erf", "Erfc", "Logaddexp", "ZerosLike", "OnesLike", "FullLike",
+    "DivideNoNan", "NanToNum",
+}  # fmt: skip
+OP_SOFTMAX = {"Softmax", "LogSoftmax", "Sparsemax"}
+SOFTMAX_FUNCTIONS = (
+    keras.activations.softmax, keras.activations.log_softmax, keras.activations.sparsemax,
+)  # fmt: skip
+
+_APART = "shape the parts before and after it on their own"
+_UNKNOWN = ("", f"Leave it out of the traced model, or {_APART}.")
+_ATTENTION = (", attention", f"Leave the attention out of the traced model, or {_APART}.")
+_RECURRENT = (", a recurrent layer", f"Leave it out of the traced model, or {_APART}.")
+_INDICES = (" of indices", "Trace the network that reads the vectors, and not the indices.")
+PROBABILITIES = (
+    " inside of the network",
+    f"As the last layer it may stay; if it is part of attention, leave that out, or {_APART}.",
+)
+_UNCOVERED = {
+    **dict.fromkeys(
+        ("MultiHeadAttention", "GroupQueryAttention", "Attention", "AdditiveAttention"), _ATTENTION
+    ),
+    "DotProductAttention": _ATTENTION,
+    **dict.fromkeys(("LSTM", "GRU", "SimpleRNN", "RNN", "Bidirectional"), _RECURRENT),
+    **dict.fromkeys(("Embedding", "ReversibleEmbedding", "CategoryEncoding"), _INDICES),
+    "Glu": (" with a gate", "Replace the product of its halves by a sum, or leave it out."),
+    **dict.fromkeys(("Softmax", *OP_SOFTMAX), PROBABILITIES),
+}
+
+
+def stock(operation: object, classes: tuple[type, ...]) -> bool:
+    """Whether `operation` is one of these layers and computes what they do."""
+    call = getattr(type(operation), "call", None)
+    return isinstance(operation, classes) and str(getattr(call, "__module__", "")).startswith(
+        ("keras.", "skipless.")
+    )
+
+
+def op_name(operation: object) -> str:
+    """The name of an operation of `keras.ops`; empty for a layer."""
+    return "" if isinstance(operation, layers.Layer) else type(operation).__name__
+
+
+def uncovered(operation: object) -> tuple[str, str]:
+    """Of what kind an operation without maps is, and what can be done."""
+    return _UNCOVERED.get(type(operation).__name__, _UNKNOWN)
+
+
+def channels(layer: keras.layers.Layer) -> tuple[int | None, bool]:
+    """How many channels each output reads, None if it is all, and whether it only scales one."""
+    if isinstance(layer, DEPTHWISE):
+        return 1, layer.depth_multiplier == 1
+    groups = getattr(layer, "groups", 1)
+    if isinstance(layer, CONVOLUTIONS) and groups > 1:
+        inputs = int(layer.kernel.shape[-2])
+        return inputs, inputs == 1 and layer.filters == groups
+    return None, False

@@ -1,0 +1,242 @@
+"""A Keras model as the list of its calls, from input to output, with models inside it written out.
+
+Keras keeps, for every symbolic tensor, the call that made it. Calls are listed in the order in
+which the output needs them, the first argument of each first: that order survives saving and
+loading, which the order in which layers were called does not. A layer with an activation is two
+calls, and a separable convolution is two layers. A layer that Keras does not know, as `Lambda`, is
+called on symbolic tensors to see which operations it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import keras
+from keras import layers
+
+from skipless.core.signals import UnsupportedModelError
+
+from .activations import ShapedActivation, WeightedAdd
+from .normalize import PerLocationNormalization
+from .operations import AFFINE, SEPARABLE, stock
+
+Part = Literal["whole", "depthwise", "pointwise", "activation"]
+_OURS = (ShapedActivation, WeightedAdd, PerLocationNormalization)
+_WRITE_IT_OUT = (
+    "Write it as a Functional model, keras.Model(inputs, outputs), of layers that Keras has."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One use of an operation, or of a part of a layer, with `Tensor`s among its arguments."""
+
+    operation: keras.Operation | None  # None for the input
+    path: str  # its name, behind those of the models that it is in
+    part: Part = "whole"
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A result of a call."""
+
+    call: Call
+    shape: tuple[int | None, ...]
+    dtype: str
+    index: int = 0
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The tensors that the call reads."""
+        flat = keras.tree.flatten((self.call.args, dict(self.call.kwargs)))
+        return [a for a in flat if isinstance(a, Tensor)]
+
+
+@dataclass(frozen=True)
+class Record:
+    """The tensors of a model in an order of evaluation, the first of them its input."""
+
+    tensors: list[Tensor]
+    output: Tensor
+
+    def readers(self) -> dict[Tensor, list[Tensor]]:
+        found: dict[Tensor, list[Tensor]] = {tensor: [] for tensor in self.tensors}
+        for tensor in self.tensors:
+            for source in tensor.inputs:
+                found[source].append(tensor)
+        return found
+
+
+def record(model: keras.Model, example: object = None) -> Record:
+    """What `model` computes; `example` is for a Sequential model that has not been built."""
+    _demand_functional(model, example)
+    inputs, outputs = model.inputs, model.outputs
+    if len(inputs) != 1 or len(outputs) != 1:
+        raise UnsupportedModelError(
+            f"{model.name} has {len(inputs)} inputs and {len(outputs)} outputs, but the theory "
+            "knows networks with one of each. Trace keras.Model(input, output) for the part that "
+            "leads from one to the other."
+        )
+    (start,), recorder = inputs, _Recorder()
+    first = Tensor(Call(None, start.name), _shape(start), _dtype(start))
+    recorder.tensors.append(first)
+    (last,) = recorder.walk(outputs, {id(start): first}, "")
+    return Record(recorder.tensors, last)
+
+
+def _demand_functional(model: object, example: object) -> None:
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"A Keras model is read, a Sequential or Functional one; found {type(model).__name__}."
+        )
+    if not _written_out(model):
+        raise UnsupportedModelError(
+            f"{model.name} ({type(model).__name__}) is a subclassed model, of which Keras does not "
+            f"know what its call does. {_WRITE_IT_OUT}"
+        )
+    if isinstance(model, keras.Sequential) and not model.built:
+        if example is None:
+            raise UnsupportedModelError(
+                f"{model.name} does not know the shape of its input. Begin it with keras.Input, "
+                "build it, or give an example of its input."
+            )
+        shape = getattr(example, "shape", example)
+        model.build((None, *tuple(shape)[1:]))  # pyright: ignore[reportArgumentType]
+
+
+def _written_out(model: object) -> bool:
+    """Whether a model is what its graph of layers says."""
+    functional = isinstance(model, keras.Sequential) or hasattr(model, "operations")
+    return functional and type(model).call.__module__.startswith("keras.")  # pyright: ignore
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+
+    def walk(
+        self, outputs: Sequence[keras.KerasTensor], known: dict[int, Tensor], path: str
+    ) -> list[Tensor]:
+        """The tensors that stand for `outputs`, all that they need having been recorded."""
+        stand_in = lambda a: known.get(id(a), a)
+        todo = list(reversed(outputs))
+        while todo:  # and not by recursion, for networks are deep
+            tensor = todo[-1]
+            if id(tensor) in known:
+                todo.pop()
+                continue
+            operation, at, _ = tensor._keras_history  # pyright: ignore[reportAttributeAccessIssue]
+            node = operation._inbound_nodes[at]
+            missing = [t for t in node.input_tensors if id(t) not in known]
+            if missing:
+                todo.extend(reversed(missing))
+            elif node.is_input:
+                raise UnsupportedModelError(
+                    f"{path}{operation.name} is a second input. The theory knows networks with one."
+                )
+            else:
+                args, kwargs = node.arguments.convert(stand_in)
+                results = self._call(operation, args, kwargs, node.outputs, path)
+                known.update(zip(map(id, node.outputs), results, strict=True))
+        return [known[id(tensor)] for tensor in outputs]
+
+    def _call(
+        self, operation: Any, args: Any, kwargs: Any, outputs: Sequence[Any], path: str
+    ) -> list[Tensor]:
+        if isinstance(operation, keras.Model) and _written_out(operation):
+            given = [a for a in keras.tree.flatten((args, kwargs)) if isinstance(a, Tensor)]
+            inner = {id(t): g for t, g in zip(operation.inputs, given, strict=True)}
+            return self.walk(operation.outputs, inner, f"{path}{operation.name}/")
+        if isinstance(operation, layers.Layer) and not _is_known(operation):
+            return self._look_inside(operation, args, kwargs, outputs, path)
+        name = f"{path}{operation.name}"
+        if not stock(operation, AFFINE):
+            call = Call(operation, name, "whole", args, kwargs)
+            return [self._add(call, t, i) for i, t in enumerate(outputs)]
+        return [self._layer(operation, name, args, kwargs, outputs[0])]
+
+    def _layer(self, layer: Any, name: str, args: Any, kwargs: Any, output: Any) -> Tensor:
+        """A layer with weights, in parts."""
+        part: Part = "whole"
+        if stock(layer, SEPARABLE):
+            first = self._add(Call(layer, name, "depthwise", args, kwargs), output)
+            args, part = (first, *args[1:]), "pointwise"
+        result = self._add(Call(layer, name, part, args, kwargs), output)
+        if layer.activation is None or layer.activation is keras.activations.linear:
+            return result
+        return self._add(Call(layer, name, "activation", (result,)), output)
+
+    def _look_inside(
+        self, layer: Any, args: Any, kwargs: Any, outputs: Sequence[Any], path: str
+    ) -> list[Tensor]:
+        """The operations of a layer that is not Keras' own."""
+        name = f"{path}{layer.name}"
+        if list(layer._flatten_layers(include_self=False)):
+            raise UnsupportedModelError(
+                f"{name} ({type(layer).__name__}) is a layer or subclassed model that holds "
+                f"layers, of which Keras does not know what its call does. {_WRITE_IT_OUT}"
+            )
+        symbols: dict[int, Tensor] = {}
+        symbolic_args: Any
+        named: Any
+
+        def symbol(a: object) -> object:
+            if not isinstance(a, Tensor):
+                return a
+            made = keras.KerasTensor(a.shape, a.dtype)
+            symbols[id(made)] = a
+            keep.append(made)
+            return made
+
+        keep: list[keras.KerasTensor] = []  # so that no id is given twice
+        try:
+            symbolic_args, named = (keras.tree.map_structure(symbol, a) for a in (args, kwargs))
+            inner = keras.tree.flatten(layer.call(*symbolic_args, **named))
+            unchanged = all(id(t) in symbols for t in inner)
+            symbolic = all(isinstance(t, keras.KerasTensor) for t in inner)
+        except Exception as error:  # whatever a user's code may raise on symbolic tensors
+            raise _opaque(name, layer) from error
+        if not symbolic:
+            raise _opaque(name, layer)
+        if unchanged:  # outside of training, as stochastic depth: then it stays as it is
+            call = Call(layer, name, "whole", args, kwargs)
+            return [self._add(call, t, i) for i, t in enumerate(outputs)]
+        return self.walk(inner, symbols, f"{name}/")
+
+    def _add(self, call: Call, like: keras.KerasTensor, index: int = 0) -> Tensor:
+        tensor = Tensor(call, _shape(like), _dtype(like), index)
+        self.tensors.append(tensor)
+        return tensor
+
+
+def _opaque(name: str, layer: object) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{name} ({type(layer).__name__}) does something that is not made of keras.ops, so that "
+        f"it cannot be read. Write it with keras.ops, or as layers that Keras has."
+    )
+
+
+def _is_known(layer: layers.Layer) -> bool:
+    """Whether a layer is Keras' own, or ours, and computes what its class does."""
+    if isinstance(layer, layers.Lambda):
+        return False
+    home = str(getattr(type(layer).call, "__module__", ""))
+    return home.startswith("keras.src.layers") or stock(layer, _OURS)
+
+
+def _shape(tensor: keras.KerasTensor) -> tuple[int | None, ...]:
+    return tuple(tensor.shape)
+
+
+def _dtype(tensor: keras.KerasTensor) -> str:
+    return keras.backend.standardize_dtype(tensor.dtype)
+
+
+def flat_numbers(call: Call) -> Iterator[object]:
+    """The arguments of a call that are no tensors of the record."""
+    flat = keras.tree.flatten((call.args, dict(call.kwargs)))
+    return (a for a in flat if not isinstance(a, Tensor))

@@ -1,0 +1,336 @@
+"""trace: JAX functions, written with any library, become the graphs that PyTorch's become."""
+
+import functools
+import math
+import re
+
+import equinox as eqx
+import flax.linen as nn
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+import jax_networks as networks
+from skipless import DKS, TAT, Graph, GraphBuilder, solve
+from skipless.core.activations import Activation, activation_names
+from skipless.core.graph import Sum
+from skipless.core.signals import UnsupportedModelError
+from skipless.jax import normalize_per_location, shaped
+from skipless.jax.compose import Composer
+from skipless.jax.constants import written
+from skipless.jax.trace import read, trace
+from skipless.torch import trace as torch_trace
+
+KEY = jax.random.key(0)
+X = jnp.ones((4, 16))
+IMAGE = jnp.ones((2, 8, 8, 3))
+W = jnp.ones((3, 16, 16))
+
+# Every activation of core, in the ways in which people write it.
+FORMS = {
+    "abs": [jnp.abs],
+    "asinh": [jnp.arcsinh],
+    "atan": [jnp.arctan],
+    "bent_identity": [lambda x: (jnp.sqrt(x * x + 1) - 1) / 2 + x],
+    "celu": [jax.nn.celu, lambda x: jax.nn.celu(x, 0.7)],
+    "cos": [jnp.cos],
+    "elu": [jax.nn.elu, lambda x: jax.nn.elu(x, 0.5)],
+    "erf": [jax.lax.erf, jax.scipy.special.erf],
+    "gaussian": [lambda x: jnp.exp(-x * x / 2)],
+    "gelu": [
+        lambda x: jax.nn.gelu(x, approximate=False),
+        lambda x: 0.5 * x * (1 + jax.lax.erf(x / math.sqrt(2))),
+    ],
+    "gelu_tanh": [jax.nn.gelu],
+    "hard_sigmoid": [jax.nn.hard_sigmoid],
+    "hard_swish": [jax.nn.hard_swish, lambda x: x * jnp.clip(x + 3, 0, 6) / 6],
+    "hard_tanh": [jax.nn.hard_tanh, lambda x: jnp.clip(x, -1, 1)],
+    "leaky_relu": [
+        jax.nn.leaky_relu,
+        lambda x: jnp.maximum(x, 0.2 * x),
+        lambda x: jnp.where(x >= 0, x, jnp.full((5,), 0.3) * x),
+    ],
+    "log_sigmoid": [jax.nn.log_sigmoid],
+    "mish": [jax.nn.mish, lambda x: x * jnp.tanh(jax.nn.softplus(x))],
+    "quick_gelu": [lambda x: x * jax.nn.sigmoid(1.702 * x)],
+    "relu": [jax.nn.relu, lambda x: jnp.maximum(x, 0), lambda x: x * (x > 0)],
+    "relu6": [jax.nn.relu6],
+    "relu_squared": [lambda x: jax.nn.relu(x) ** 2],
+    "selu": [jax.nn.selu],
+    "sigmoid": [jax.nn.sigmoid, lambda x: 1 / (1 + jnp.exp(-x))],
+    "silu": [jax.nn.silu, jax.nn.swish, lambda x: x * jax.nn.sigmoid(x)],
+    "sin": [jnp.sin],
+    "soft_shrink": [lambda x: jnp.sign(x) * jnp.maximum(jnp.abs(x) - 0.5, 0)],
+    "softplus": [jax.nn.softplus, lambda x: jnp.log(1 + jnp.exp(x)), lambda x: jnp.logaddexp(x, 0)],
+    "softsign": [jax.nn.soft_sign],
+    "square": [jnp.square, lambda x: x * x, lambda x: x**2],
+    "squareplus": [jax.nn.squareplus, lambda x: (x + jnp.sqrt(x * x + 4)) / 2],
+    "tanh": [jnp.tanh, jax.nn.tanh],
+    "tanh_shrink": [lambda x: x - jnp.tanh(x)],
+}
+
+
+def test_every_activation_has_its_forms() -> None:
+    assert {*FORMS, "identity"} == set(activation_names())
+
+
+def found_in(function, dtype, *, wide: bool) -> list[tuple[str, float]]:
+    """The names and factors that are found for `function`, in a network recorded in `dtype`."""
+    found = []
+    original = Composer.recognised
+
+    def listening(self, tensor, f):
+        if (result := original(self, tensor, f)) and isinstance(result.phi, Activation):
+            found.append((result.phi.name, result.scale))
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Composer, "recognised", listening)
+        layer = lambda w, x: function(x @ w)
+        graph = read(layer, jnp.ones((5, 5), dtype), jnp.ones((2, 5), dtype), wide=wide).graph
+    assert graph == Graph.chain(1)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(FORMS))
+def test_an_activation_is_recognised_however_it_is_written(name: str) -> None:
+    same = {"celu": ("celu", "elu")}  # at their default parameters
+    for function in FORMS[name]:
+        for dtype, wide in ((np.float32, True), (np.float32, False), (jnp.bfloat16, False)):
+            [(found, scale)] = found_in(function, dtype, wide=wide)
+            assert found.startswith(same.get(name, name))
+            assert scale == 1.0
+            if found.partition("(")[0] in ("gelu", "gelu_tanh", "silu", "sigmoid"):
+                assert found == name  # and not the one whose name begins alike
+
+
+def test_near_misses_are_told_apart() -> None:
+    slope = lambda s: found_in(lambda x: jax.nn.leaky_relu(x, s), np.float32, wide=False)[0][0]
+    assert slope(0.0101) == "leaky_relu(negative_slope=0.0101)"
+    assert slope(0.01) in ("leaky_relu", "leaky_relu(negative_slope=0.01)")
+    with pytest.raises(UnsupportedModelError, match="none of the known"):
+        trace(lambda w, x: (lambda y: y * jax.nn.sigmoid(1.71 * y))(x @ w), W[0], X)
+
+
+def test_numbers_are_found_as_they_were_written() -> None:
+    for dtype in (np.dtype(np.float32), np.dtype(jnp.bfloat16)):
+        for number in (0.8, -0.6, 1 / 3, math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715, 2.5):
+            assert written(np.asarray(number).astype(dtype), dtype) == number
+    odd = written(np.float32(0.123456789), np.dtype(np.float32))
+    assert odd == pytest.approx(0.123456789, rel=1e-7)
+
+
+def test_two_activations_in_a_row_are_two_even_if_each_is_many_operations() -> None:
+    chained = lambda w, x: jax.nn.silu(jax.nn.hard_sigmoid(jax.nn.gelu(x @ w)))
+    assert trace(chained, W[0], X).depth == 3
+
+
+LIBRARIES = ("linen", "nnx", "equinox", "haiku", "plain", "scan")
+
+
+@pytest.fixture(scope="module")
+def residual_in_torch() -> Graph:
+    return torch_trace(networks.TorchResidual(50, 4), torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_residual_network_of_100_layers_is_the_same_in_every_library(
+    library: str, residual_in_torch: Graph
+) -> None:
+    fn, arguments = networks.residual(library, 50)
+    assert trace(fn, *arguments) == residual_in_torch
+    assert residual_in_torch.activations == 100
+
+
+def linen(model: nn.Module, x: jax.Array = IMAGE) -> Graph:
+    return trace(model.apply, jax.eval_shape(model.init, KEY, x), x)
+
+
+def test_networks_become_the_graphs_and_solutions_that_they_become_in_pytorch() -> None:
+    image, method = torch.ones(2, 3, 8, 8), TAT(eta=0.2)
+    separable = jax.vmap(networks.EquinoxSeparable())
+    channels_first = jnp.ones((2, 3, 8, 8))
+    for graph, expected in (
+        (linen(networks.PreActivation()), networks.TorchPreActivation()),
+        (linen(networks.Dense()), networks.TorchDense()),
+        (trace(separable, channels_first, jax.random.split(KEY, 2)), networks.TorchSeparable()),
+    ):
+        assert graph == torch_trace(expected, image)
+        assert solve(graph, method) == solve(torch_trace(expected, image), method)
+
+
+def test_normalisation_in_training_form_is_passed_over_with_its_running_means() -> None:
+    model = networks.PreActivation(train=True)
+    variables = jax.eval_shape(model.init, KEY, IMAGE)
+    reading = read(functools.partial(model.apply, mutable=["batch_stats"]), variables, IMAGE)
+    assert reading.graph == linen(networks.PreActivation())
+    assert len(reading.notes.norms) == 5
+    first = reading.notes.norms[0]
+    assert re.fullmatch(r"PreActivation/BatchNorm_0 \(jax_networks.py:\d+\)", first)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_haiku_resnet_has_its_17_activations_and_20_normalisations(train: bool) -> None:
+    net = hk.transform_with_state(lambda x, train: hk.nets.ResNet18(10)(x, train))
+    params, state = jax.eval_shape(lambda key, x: net.init(key, x, True), KEY, IMAGE)
+    reading = read(net.apply, params, state, None, IMAGE, train)
+    assert (reading.graph.activations, reading.graph.depth) == (17, 17)
+    assert len(reading.notes.norms) == 20
+    assert sum(isinstance(n, Sum) for n in reading.graph.nodes) == 8
+
+
+class Nnx(nnx.Module):
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.conv = nnx.Conv(3, 8, (3, 3), rngs=rngs)
+        self.norm, self.dropout = nnx.BatchNorm(8, rngs=rngs), nnx.Dropout(0.2, rngs=rngs)
+        self.head = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.dropout(nnx.relu(self.norm(self.conv(x))))
+        x = nnx.avg_pool(x, (3, 3), (2, 2), padding="SAME", count_include_pad=False)
+        return self.head(x.mean((1, 2)))
+
+
+def test_an_nnx_module_in_training_is_read_and_left_as_it_was() -> None:
+    model = Nnx()
+    before = jax.tree.map(jnp.copy, nnx.state(model, nnx.BatchStat))
+    b = GraphBuilder()
+    b.affine(b.activation(b.affine(b.input())))
+    assert trace(model, IMAGE) == b.build()
+    model.eval()
+    assert trace(lambda x: model(x), IMAGE) == b.build()
+    jax.tree.map(np.testing.assert_array_equal, before, nnx.state(model, nnx.BatchStat))
+
+
+def test_dropout_written_by_hand_is_passed_over() -> None:
+    def where(w: jax.Array, key: jax.Array, x: jax.Array) -> jax.Array:
+        y = jax.nn.relu(x @ w[0])
+        return jnp.where(jax.random.bernoulli(key, 0.9, y.shape), y / 0.9, 0) @ w[1]
+
+    def product(w: jax.Array, key: jax.Array, x: jax.Array) -> jax.Array:
+        y = jax.nn.relu(x @ w[0])
+        return (y * jax.random.bernoulli(key, 0.9, y.shape) / 0.9) @ w[1]
+
+    plain = trace(lambda w, x: jax.nn.relu(x @ w[0]) @ w[1], W, X)
+    assert trace(where, W, KEY, X) == trace(product, W, KEY, X) == plain
+
+
+def test_calls_branches_and_loops_are_written_out() -> None:
+    layer = lambda x, w: (jax.nn.relu(x @ w), None)
+    loops = [
+        lambda w, x: jax.lax.scan(layer, x, w)[0],
+        lambda w, x: jax.lax.fori_loop(0, 3, lambda i, x: layer(x, w[i])[0], x),
+        lambda w, x: functools.reduce(lambda x, v: jax.jit(layer)(x, v)[0], w, x),
+        lambda w, x: jax.lax.scan(jax.remat(layer), x, w, reverse=True)[0],
+        lambda w, x: jax.lax.cond(
+            w[0, 0, 0] > 0, lambda x: jax.lax.scan(layer, x, w)[0], lambda x: x, x
+        ),
+    ]
+    assert all(trace(loop, W, X) == Graph.chain(3) for loop in loops)
+
+
+def test_biases_belong_to_layers_and_the_input_may_be_standardised() -> None:
+    bias, mean = jax.random.normal(KEY, (16,)), jnp.arange(16.0)
+    layer = lambda b, m, x: jax.nn.tanh(((x - m) / 0.3) @ W[0] + b)
+    assert trace(layer, bias, mean, X) == Graph.chain(1)
+    assert trace(layer, bias, mean, np.ones((2, 16), np.uint8).astype(np.float16)) == Graph.chain(1)
+    first = lambda b, x: jax.nn.relu(
+        b[:, None, None] + jax.lax.conv(x, jnp.ones((4, 3, 1, 1)), (1, 1), "SAME")
+    )
+    assert trace(first, bias[:4], jnp.ones((1, 3, 2, 2))) == Graph.chain(1)
+
+
+def test_a_bare_activation_is_one() -> None:
+    b = GraphBuilder()
+    b.activation(b.input())
+    for phi in (jax.nn.gelu, jax.nn.hard_sigmoid, jax.nn.silu):
+        assert trace(phi, X) == b.build()
+
+
+def test_a_shaped_activation_is_one_and_a_normalised_input_the_beginning() -> None:
+    phi = shaped(solve(Graph.chain(3), DKS(), "tanh"))
+    weights = [jnp.ones((4, 5)), jnp.ones((5, 5)), jnp.ones((5, 5))]
+
+    def model(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        x = normalize_per_location(x)
+        for w in weights:
+            x = jax.jit(phi)(x @ w)
+        return x
+
+    assert trace(model, weights, jnp.ones((2, 3))) == Graph.chain(3)
+    late = lambda w, x: normalize_per_location(x @ w[0]) @ w[1]
+    with pytest.raises(UnsupportedModelError, match="inside of the network"):
+        trace(late, [jnp.ones((2, 3)), jnp.ones((4, 3))], jnp.ones((2, 2)))
+
+
+def test_sums_have_their_factors_whatever_is_pooled_before() -> None:
+    graph = trace(lambda w, x: 0.3 * (x @ w[0]) - (x @ w[1]) / 3, W, X)
+    assert isinstance(graph.nodes[-1], Sum)
+    assert graph.nodes[-1].weights == pytest.approx((0.3, -1 / 3), rel=1e-12)
+    rezero = lambda a, x: x @ W[0] + a * (jax.nn.relu(x @ W[1]) @ W[2])
+    assert trace(rezero, jnp.zeros(()), X).nodes[-1].weights == (1.0, 1.0)  # pyright: ignore
+
+
+def test_pooling_leaves_no_factor_behind_whatever_its_layout() -> None:
+    b = GraphBuilder()
+    b.affine(b.input())
+    layer = eqx.nn.Conv2d(3, 4, 1, key=KEY)
+    channels_first = jnp.ones((2, 3, 8, 8))
+    for pool in (eqx.nn.AvgPool2d(3, 2, padding=1), eqx.nn.AdaptiveAvgPool2d(2)):
+        pooled = jax.vmap(lambda x, pool=pool: pool(layer(x)))
+        assert trace(pooled, channels_first) == b.build()
+
+
+def attention(w: jax.Array, x: jax.Array) -> jax.Array:
+    return (x @ w[0]) @ (x @ w[1]).T
+
+
+REFUSED = {
+    "multiplies two tensors": attention,
+    "combines two branches by mul": lambda w, x: (x @ w[0]) * (x @ w[1]),
+    "computes softmax for probabilities": lambda w, x: jax.nn.softmax(x @ w[0]),
+    "computes while whose number": lambda w, x: jax.lax.while_loop(
+        lambda x: x.sum() < 0, lambda x: x @ w[0], x
+    ),
+    "computes scan along the input": lambda w, x: jax.lax.scan(
+        lambda c, x: (jnp.tanh(c @ w[0] + x), None), jnp.zeros(16), x
+    )[0],
+    "computes sort": lambda w, x: jnp.sort(x @ w[0]),
+    "computes cond by a condition": lambda w, x: jax.lax.cond(
+        x.sum() > 0, lambda x: x @ w[0], lambda x: x, x
+    ),
+    "none of the known": lambda w, x: (x @ w[0]) * jnp.arange(16.0),
+    "adds a tensor to a rearrangement": lambda w, x: (lambda y: y - y.mean(0))(x @ w[0]),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_is_not_covered_is_refused_with_its_line(reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=re.escape(reason)) as error:
+        trace(REFUSED[reason], W, X)
+    assert re.search(r"test_trace\.py:\d+", str(error.value))
+
+
+def test_what_cannot_be_read_at_all_is_said_so() -> None:
+    with pytest.raises(UnsupportedModelError, match="returns 2 arrays"):
+        trace(lambda w, x: (x @ w[0], x @ w[1]), W, X)
+    with pytest.raises(UnsupportedModelError, match="JAX cannot record it: "):
+        trace(lambda w, x: x @ w[0] if x[0, 0] > 0 else x, W, X)
+    with pytest.raises(UnsupportedModelError, match="last argument, an array"):
+        trace(lambda: 0.0)
+    with pytest.raises(UnsupportedModelError, match="as an embedding does"):
+        trace(lambda table, tokens: table[tokens] @ W[0], W[0], jnp.ones((2, 3), int))
+
+
+def test_weights_used_again_and_max_pooling_are_approximate() -> None:
+    model = lambda w, x: jax.nn.relu(jax.nn.relu(x @ w) @ w)
+    assert len(read(model, W[0], X).notes.approximate) == 1
+    scanned = lambda w, x: jax.lax.scan(lambda x, w: (x @ w, None), x, w)[0]
+    assert read(scanned, W, X).notes.approximate == []
+    pooled = read(lambda x: nn.max_pool(x, (2, 2)), IMAGE)
+    assert re.fullmatch(r"reduce_window_max at test_trace.py:\d+", pooled.notes.approximate[0])
