@@ -77,6 +77,8 @@ def test_other_commands_are_understood(line: str) -> None:
         case ["pip", "install", package, *_]:
             _, extras = re.fullmatch(r"(skipless|\.)\[([\w,]+)\]", package).groups()  # pyright: ignore
             assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
+        case ["python", script]:
+            assert (ROOT / script).is_file()
         case ["torchrun", *words] if "skipless.cli" in words:
             understood(words[words.index("skipless.cli") + 1 :])
         case ["skipless", *words]:

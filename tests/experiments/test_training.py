@@ -22,7 +22,7 @@ def test_what_the_engine_can_be_told_it_is_told() -> None:
         "warmup": 0.5,
         "label_smoothing": 0.3, "accumulate": 2, "precision": "bfloat16", "channels_last": True,
         "compile": True, "average": 0.7, "clip": 2.0, "seed": 9, "workers": 3, "log_every": 4,
-        "evaluate_every": 2, "checkpoint_every": 6, "keep": 8,
+        "evaluate_every": 2, "checkpoint_every": 6, "keep": 8, "classes_per_batch": 4,
     }  # fmt: skip
     assert other.keys() == {own.name for own in fields(Settings)}
     given = Configuration.of(SMALL.as_mapping(), other)

@@ -28,6 +28,10 @@ class Numbers:
     def __len__(self) -> int:
         return self.size
 
+    @property
+    def labels(self) -> Tensor:
+        return torch.arange(self.size)
+
     def load(self, indices: Sequence[int], chances: Tensor | None) -> tuple[Tensor, Tensor]:
         labels = torch.as_tensor(indices)
         shown = torch.full((len(labels), 3), -1.0) if chances is None else chances

@@ -58,10 +58,10 @@ def reproduce(
 ) -> None:
     """Run the ITEMs, tables and figures of the paper, and put its numbers beside ours.
 
-    ITEM is figure1 to figure7, table1 to table11, optimizers, or all. Each ends with a table, the
-    verdicts on its claims, and ITEM.jsonl, ITEM.html and charts in --output. A search that was
-    stopped goes on where it was; to share one, start the same command on several machines with
-    the same --storage.
+    ITEM is figure1 to figure7, table1 to table11, optimizers, batch_sizes, distillation, or all.
+    Each ends with a table, the verdicts on its claims, and ITEM.jsonl, ITEM.html and charts in
+    --output. A search that was stopped goes on where it was; to share one, start the same command
+    on several machines with the same --storage.
 
     \b
     Examples:

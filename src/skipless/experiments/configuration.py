@@ -19,6 +19,8 @@ from .methods import flag
 
 # What may differ when a run goes on: it does not change what is computed.
 CHANGEABLE = ("data_folder", "workers", "device", "keep", "checkpoint_every")
+# What may be elsewhere then: that it is the same is seen by its checksum.
+MOVABLE = ("teacher",)
 
 # What a network is made from, of all that a run is told.
 NETWORK = (
@@ -103,8 +105,16 @@ class Configuration:
     epochs: int = _told(90, "Passes over the data.")
     steps: int | None = _told(None, "Steps, instead of epochs.")
     batch_size: int = _told(128, "Images a step, over all processes.")
+    classes_per_batch: int | None = _told(
+        None, "Classes that the images of a step are of, equally many of each; else as it happens."
+    )
     accumulate: int = _told(1, "Parts that a batch is computed in, to save memory.")
     label_smoothing: float = _told(0.1, "Share of the target that all classes get.")
+    teacher: str | None = _told(
+        None, "A trained network to learn from: folder of a run, or one of its checkpoints."
+    )
+    teacher_weight: float = _told(0.9, "Share of the teacher's soft labels in the loss.")
+    teacher_temperature: float = _told(4.0, "What logits are divided by to make labels soft.")
     clip: float | None = _told(None, "Largest norm of the gradient.")
     average: float | None = _told(None, "Decay of a moving average of weights, such as 0.999.")
 
@@ -142,7 +152,8 @@ class Configuration:
         new = Configuration.of(self.as_mapping(), given)
         for name, value in self.as_mapping().items():
             wanted = getattr(new, name)
-            if wanted != value and name not in CHANGEABLE:
+            moved = name in MOVABLE and None not in (value, wanted)
+            if wanted != value and name not in CHANGEABLE and not moved:
                 before = f"the usual {flag(name)}" if value is None else f"{flag(name)} {value}"
                 raise ValueError(
                     f"The run was started with {before}, and {wanted} was asked for. "

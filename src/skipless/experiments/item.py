@@ -18,13 +18,15 @@ from .scales import SCALES, Option, Options, Scale, ScaleName
 class Cell:
     """One number of a table or one point of a figure: a run, searched over a grid.
 
-    `run` states it as the paper does, `paper` is what is printed there, in percent.
+    `run` states it as the paper does, `paper` is what is printed there, in percent. With a
+    `teacher`, which is stated likewise, it learns from that run, of the same seed.
     """
 
     row: str
     column: str
     run: Options
     paper: float | None = None
+    teacher: Options | None = None
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Fit:
-    """How an item differs from others at a scale: which cells it keeps, and what it changes."""
+    """How an item differs from others at a scale: which cells it keeps, and what it changes.
+
+    `grid` is what a cell is searched over in place of what its scale says.
+    """
 
     keep: Callable[[Cell], bool] = lambda _: True
     change: Callable[[Scale], Scale] = lambda scale: scale
+    grid: Callable[[Cell], Mapping[str, tuple[Option, ...]]] = lambda _: {}
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class Run:
     chosen: dict[str, Option]
     seed: int
     configuration: Configuration
+    teacher: Configuration | None = None
 
     @property
     def name(self) -> str:
@@ -102,22 +109,21 @@ class Item:
         fit = self.fits.get(name, Fit())
         scale = fit.change(SCALES[name])
         return [
-            Run(
-                cell,
-                chosen,
-                seed,
-                _configuration(scale, cell, {**chosen, "seed": seed}, given or {}),
-            )
+            _run(scale, cell, chosen, seed, given or {})
             for cell in self.cells
             if fit.keep(cell)
-            for chosen in _product(scale.grid(cell.run))
+            for chosen in _product({**scale.grid(cell.run), **fit.grid(cell)})
             for seed in range(seeds or scale.seeds(cell.run))
         ]
 
 
-def _configuration(scale: Scale, cell: Cell, chosen: Options, given: Options) -> Configuration:
-    made = scale.configuration({**cell.run, **chosen})
-    return Configuration.of(made.as_mapping(), given) if given else made
+def _run(scale: Scale, cell: Cell, chosen: dict[str, Option], seed: int, given: Options) -> Run:
+    def made(options: Options) -> Configuration:
+        usual = scale.configuration({**options, "seed": seed})
+        return Configuration.of(usual.as_mapping(), given) if given else usual
+
+    teacher = None if cell.teacher is None else made(cell.teacher)
+    return Run(cell, chosen, seed, made({**cell.run, **chosen}), teacher)
 
 
 def _product(grid: Mapping[str, tuple[Option, ...]]) -> list[dict[str, Option]]:

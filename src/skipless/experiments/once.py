@@ -57,11 +57,14 @@ def came_to_its_end(configuration: Configuration, folder: Path, *, resume: bool 
     return True
 
 
-def done_once(folder: Path, came_to_its_end: Callable[[], bool]) -> Outcome:
+def done_once(
+    folder: Path, came_to_its_end: Callable[[], bool], *, keep_weights: bool = False
+) -> Outcome:
     """What came of the run in `folder`, which is trained only if that is not known yet.
 
     `came_to_its_end` trains there, going on from a checkpoint if there is one. Who else wants the
-    same run waits for it. Checkpoints and TensorBoard's files are deleted when it is done.
+    same run waits for it. Checkpoints and TensorBoard's files are deleted when it is done, unless
+    its weights are needed.
     """
     path = folder / OUTCOME
     with _alone_in(folder):
@@ -71,7 +74,7 @@ def done_once(folder: Path, came_to_its_end: Callable[[], bool]) -> Outcome:
             finished = came_to_its_end()
             outcome = outcome_of(Record.read(folder), finished)
             write_atomically(path, json.dumps(outcome.as_mapping()) + "\n")
-        for large in (CHECKPOINTS, "tensorboard"):
+        for large in () if keep_weights else (CHECKPOINTS, "tensorboard"):
             shutil.rmtree(folder / large, ignore_errors=True)
     return outcome
 

@@ -22,7 +22,8 @@ def told(configuration: Configuration, parts: Assembly, memory: Memory) -> str:
     if configuration.lr is None:
         settings["lr"] = USUAL_RATES[configuration.optimizer]
     rows = [[name, _value(value)] for name, value in settings.items() if value is not None]
-    batches = Batches(parts.data.train, parts.settings.batch_size)
+    classes = parts.settings.classes_per_batch
+    batches = Batches(parts.data.train, parts.settings.batch_size, classes_per_batch=classes)
     total = parts.settings.steps or parts.settings.epochs * batches.steps
     return "\n\n".join(
         [
@@ -57,6 +58,7 @@ def _memory(memory: Memory) -> str:
         "optimiser": memory.optimizer,
         "activations": memory.activations,
         "their gradients": memory.passing,
+        **({"teacher": memory.teacher} if memory.teacher else {}),
         "together": memory.total,
     }
     rows = [[name, f"{size / 2**20:,.1f} MiB"] for name, size in parts.items()]

@@ -20,6 +20,7 @@ from .item import Item, Run
 from .item_charts import item_charts
 from .items import ITEMS
 from .methods import flag
+from .once import key_of
 from .outcome import Outcome
 from .ranks import leads
 from .results import Results, Trial, Value
@@ -100,8 +101,13 @@ def reproduced(item: Item, scale: ScaleName, place: Place, wish: Wish = Wish()) 
         }
         return Results(item.name, scale, origin, values=found.values, lines=found.lines)
     runs = item.runs(scale, wish.seeds, wish.options)
+    teachers = {run.name: run.teacher for run in runs if run.teacher is not None}
+    keys = {name: key_of(teacher) for name, teacher in teachers.items()}
     outcomes = searched(
-        f"{item.name}-{scale}", {run.name: run.configuration for run in runs}, place
+        f"{item.name}-{scale}",
+        {run.name: replace(run.configuration, teacher=keys.get(run.name)) for run in runs},
+        place,
+        teachers={keys[name]: teacher for name, teacher in teachers.items()},
     )
     return collected(item, scale, [(run, outcomes[run.name]) for run in runs], wish)
 

@@ -58,7 +58,7 @@ class Scale:
         sized = {
             "model": self.models.get(str(full["model"]), full["model"]),
             "epochs": max(1, round(_number(full["epochs"]) * self.epochs)),
-            "batch_size": max(2, round(_number(full["batch_size"]) * self.batch)),
+            "batch_size": max(1, round(_number(full["batch_size"]) * self.batch)),
         }
         if self.width != 1.0 or "width" in full:
             usual = 2.0 if str(full["model"]).startswith("wide") else 1.0
@@ -166,7 +166,7 @@ SMOKE = Scale(
         "resnet101": "resnet34",
         "resnet152": "resnet34",
         "resnet200": "resnet34",
-        **{f"wide_resnet{depth}": "wide_resnet10" for depth in (100, 154, 202, 250, 304)},
+        **{f"wide_resnet{depth}": "wide_resnet10" for depth in (16, 100, 154, 202, 250, 304)},
     },
 )
 

@@ -33,7 +33,7 @@ from skipless.train.process import cores, end_with_parent
 
 from .configuration import Configuration
 from .grid import last_told
-from .once import came_to_its_end, digest, done_once, key_of
+from .once import OUTCOME, came_to_its_end, digest, done_once, key_of
 from .outcome import Outcome
 from .ranks import connected, followed, leads, several, told
 from .study import SharedStudy
@@ -68,6 +68,10 @@ class Place:
         """The folder of a run, which all studies here share."""
         return self.folder / "runs" / key_of(configuration)
 
+    def teacher(self, configuration: Configuration) -> Path:
+        """The folder of a run that others learn from, which keeps its weights."""
+        return self.folder / "teachers" / key_of(configuration)
+
 
 @dataclass(frozen=True)
 class _Search:
@@ -77,6 +81,7 @@ class _Search:
     runs: Mapping[str, Configuration]
     place: Place
     seconds_until_dead: int
+    teachers: Mapping[str, Configuration]
 
     def shared(self) -> SharedStudy:
         """The study; a changed set of runs is another one."""
@@ -87,7 +92,20 @@ class _Search:
     def trained(self, name: str) -> bool:
         """Train a run, from its checkpoint if it has one: True at its end, False if it diverged."""
         configuration = self.runs[name]
-        return came_to_its_end(configuration, self.place.run(configuration), resume=True)
+        folder = self.place.run(configuration)
+        if (teacher := self.teachers.get(configuration.teacher or "")) is not None:
+            configuration = replace(configuration, teacher=str(self._taught(teacher)))
+        return came_to_its_end(configuration, folder, resume=True)
+
+    def _taught(self, configuration: Configuration) -> Path:
+        """The folder of a teacher, which whoever needs it first trains."""
+        folder = self.place.teacher(configuration)
+        trained = lambda: came_to_its_end(configuration, folder, resume=True)
+        if leads():
+            done_once(folder, trained, keep_weights=True)
+        elif not (folder / OUTCOME).exists():  # then the first process is about to train it
+            trained()
+        return folder
 
 
 def searched(
@@ -96,14 +114,16 @@ def searched(
     place: Place,
     *,
     seconds_until_dead: int = 120,
+    teachers: Mapping[str, Configuration] | None = None,
 ) -> dict[str, Outcome]:
     """What came of all `runs`, by name, as soon as all of them are done, by whatever worker.
 
     An error in one run stops the search of this machine, and is raised. A worker that is not heard
     of for `seconds_until_dead` loses its run to another one. Under `torchrun`, all processes train
-    each run together.
+    each run together. Where the teacher of a run is one of the names in `teachers`, that is trained
+    first, on each machine once.
     """
-    search = _Search(study, runs, place, seconds_until_dead)
+    search = _Search(study, runs, place, seconds_until_dead, teachers or {})
     with connected():
         if not leads():
             return followed(search.trained)
@@ -221,8 +241,11 @@ def _process(search: _Search, number: int, workers: int, sender: Connection) -> 
     if gpus := torch.cuda.device_count():
         os.environ |= {"LOCAL_RANK": str(number % gpus)}
     threads = max(1, cores() // workers)
-    runs = {name: _with_threads(given, threads) for name, given in search.runs.items()}
-    search = replace(search, runs=runs)
+    runs, teachers = (
+        {name: _with_threads(given, threads) for name, given in own.items()}
+        for own in (search.runs, search.teachers)
+    )
+    search = replace(search, runs=runs, teachers=teachers)
     with _terminable():
         try:
             with closing(search.shared()) as shared:

@@ -27,9 +27,11 @@ from skipless.train.process import Process, cores, joined
 from skipless.train.provenance import provenance
 from skipless.train.schedule import USUAL_MARKS
 from skipless.train.settings import Settings
+from skipless.train.teacher import Teacher
 
 from .configuration import Configuration
 from .methods import flag, method_of
+from .teachers import TrainedTeacher, demand_same_teacher, teacher_of
 
 _MOST_WORKERS = 16  # more than decode images as fast as a GPU takes them
 
@@ -54,6 +56,11 @@ class Assembly:
     data: Data
     settings: Settings
     normalize: Callable[[Tensor], Tensor] | None
+    taught_by: TrainedTeacher | None = None
+
+    @property
+    def teacher(self) -> Teacher | None:
+        return None if self.taught_by is None else self.taught_by.teacher
 
     @property
     def parameters(self) -> int:
@@ -87,9 +94,11 @@ def assembled(configuration: Configuration, process: Process) -> Assembly:
         nesterov=given.nesterov,
         kfac=_kfac_settings(given),
     )
-    return Assembly(
-        model, optimizer, data, _settings(given, data, channels_last), normalization(given)
-    )
+    taught_by = teacher_of(given, data, process, network)
+    if taught_by is not None:
+        taught_by.teacher.network.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
+    settings = _settings(given, data, channels_last)
+    return Assembly(model, optimizer, data, settings, normalization(given), taught_by)
 
 
 def _kfac_settings(given: Configuration) -> KFACSettings:
@@ -135,8 +144,16 @@ def train(
     with joined(configuration.device, configuration.threads) as process:
         _demand_place(output, process, resume)
         parts = assembled(configuration, process)
+        if resume:
+            demand_same_teacher(output, parts.taught_by)
         engine = Engine(
-            parts.model, parts.optimizer, parts.data, parts.settings, process, parts.normalize
+            parts.model,
+            parts.optimizer,
+            parts.data,
+            parts.settings,
+            process,
+            parts.normalize,
+            parts.teacher,
         )
         if process.leads:
             _write_description(output, _described(configuration, parts, process, output))
@@ -150,7 +167,10 @@ def rehearsed(configuration: Configuration) -> tuple[Assembly, Memory]:
         parts = assembled(configuration, Process())
         images, _ = parts.data.train.load(range(4), None)
         images = images if parts.normalize is None else parts.normalize(images)
-        return parts, estimated_memory(parts.model, parts.optimizer, images, parts.settings)
+        teacher = None if parts.teacher is None else parts.teacher.network
+        return parts, estimated_memory(
+            parts.model, parts.optimizer, images, parts.settings, teacher
+        )
 
 
 def method_in(configuration: Configuration) -> Method | None:
@@ -271,6 +291,9 @@ def _described(
     return {
         "configuration": configuration.as_mapping(),
         "parameters": parts.parameters,
+        "shape": list(parts.data.shape),
+        "classes": parts.data.num_classes,
+        "teacher": None if parts.taught_by is None else parts.taught_by.origin,
         "solution": solution,
         "processes": process.world,
         "seed": configuration.seed,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .data import CHANCES, Split
+from .order import demand_classes, number_of_batches, order_by_classes
 from .workers import Batch, Request, Workers
 
 
@@ -26,7 +27,8 @@ class Batches:
 
     A step takes `batch_size` samples over all processes, and each process takes its share in
     `accumulate` parts, one after the other. `workers` processes load image files ahead of time;
-    what is in memory needs none. `normalize` is applied to every batch of images.
+    what is in memory needs none. `normalize` is applied to every batch of images. With
+    `classes_per_batch`, the batches of a step have so many classes, equally many samples of each.
     """
 
     split: Split
@@ -37,6 +39,7 @@ class Batches:
     accumulate: int = 1
     workers: int = 0
     normalize: Callable[[Tensor], Tensor] | None = None
+    classes_per_batch: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "world", "accumulate"):
@@ -56,11 +59,20 @@ class Batches:
                 f"{self.accumulate} parts each. Make it a multiple of "
                 f"{self.world * self.accumulate}."
             )
+        if self.classes_per_batch is not None:
+            demand_classes(self._counts, self.batch_size, self.classes_per_batch)
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Number of whole batches in an epoch; what is left over is dropped."""
-        return len(self.split) // self.batch_size
+        if self.classes_per_batch is None:
+            return len(self.split) // self.batch_size
+        return number_of_batches(self._counts, self.batch_size, self.classes_per_batch)
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        """How many samples each class has."""
+        return torch.as_tensor(self.split.labels).unique(return_counts=True)[1].tolist()
 
     def epoch(self, number: int, first_step: int = 0) -> Iterator[Batch]:
         """This process's batches of epoch `number`, from a step on: `accumulate` for every step."""
@@ -91,13 +103,19 @@ class Batches:
         # Mixed by numpy, because neighbouring seeds may give neighbouring numbers.
         state = np.random.SeedSequence((self.seed, number)).generate_state(1, np.uint64)
         generator = torch.Generator().manual_seed(int(state[0]))
-        order = torch.randperm(len(self.split), generator=generator)
+        order = self._order(generator)
         chances = torch.rand(len(self.split), CHANCES, generator=generator)
         for step in range(first_step, self.steps):
             for part in range(self.accumulate):
                 start = step * self.batch_size + (part * self.world + self.rank) * self._part
                 chosen = order[start : start + self._part]
                 yield Request(chosen.tolist(), chances[chosen].numpy())
+
+    def _order(self, generator: torch.Generator) -> Tensor:
+        if self.classes_per_batch is None:
+            return torch.randperm(len(self.split), generator=generator)
+        labels = torch.as_tensor(self.split.labels)
+        return order_by_classes(labels, self.batch_size, self.classes_per_batch, generator)
 
     def _validation_requests(self) -> Iterator[Request]:
         n = len(self.split)

@@ -53,6 +53,15 @@ class Checkpoint:
     average: Mapping[str, Tensor] | None = None
 
 
+@dataclass(frozen=True)
+class TrainedWeights:
+    """The weights of a network as they were after `step`, and the checksum of their file."""
+
+    step: int
+    tensors: Mapping[str, Tensor]
+    sha256: str
+
+
 class Checkpoints:
     """The checkpoints of a run, of which the newest `keep` are kept."""
 
@@ -129,6 +138,44 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise ValueError(
             f"The checkpoint {path} was to be read, but is damaged ({error}). Name another one."
         ) from error
+
+
+def run_and_checkpoint(path: Path) -> tuple[Path, Path]:
+    """The folder of a run, and what `path` names of it: a checkpoint, or a file of weights in one.
+
+    A run's own folder stands for its newest checkpoint.
+    """
+    path = path.expanduser().resolve()
+    if not path.exists():
+        raise FileNotFoundError(f"A trained network was looked for in {path}, which is not there.")
+    if path.is_file() and path.name not in (MODEL, AVERAGE):  # another one that lies beside these
+        path = path.parent
+    folder = path.parent if path.is_file() else path
+    if re.fullmatch(r"step-\d+", folder.name):
+        return folder.parents[1], path
+    run = folder.parent if folder.name == FOLDER else folder
+    if not (paths := Checkpoints(run).paths()):
+        raise FileNotFoundError(f"A trained network was looked for in {run}: it has no checkpoint.")
+    return run, paths[-1]
+
+
+def trained_weights(path: Path) -> TrainedWeights:
+    """What a checkpoint, or a file of weights in one, holds: of a checkpoint the moving average.
+
+    Where there is no average, it is the network itself.
+    """
+    folder = path.parent if path.is_file() else path
+    try:
+        sums = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
+        name = path.name if path.is_file() else AVERAGE if AVERAGE in sums else MODEL
+        content = (folder / name).read_bytes()
+        if (found := hashlib.sha256(content).hexdigest()) != sums[name]:
+            raise ValueError(f"{name} is not what was written")
+        return TrainedWeights(_step(folder), safetensors.torch.load(content), found)
+    except (OSError, ValueError, LookupError, TypeError, safetensors.SafetensorError) as error:
+        raise ValueError(
+            f"The checkpoint {folder} is damaged ({error}). Restore it, or name another one."
+        ) from None
 
 
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .images import USUAL_SIZE, ImageSplit, image_folder
@@ -37,6 +39,11 @@ class Split(Protocol):
     @property
     def slow(self) -> bool:
         """Whether loading takes so long that worker processes help."""
+        ...
+
+    @property
+    def labels(self) -> Tensor | NDArray[np.int64]:
+        """The labels of all samples, without loading any."""
         ...
 
     def __len__(self) -> int: ...
@@ -71,6 +78,10 @@ class Part:
     @property
     def slow(self) -> bool:
         return self.whole.slow
+
+    @property
+    def labels(self) -> Tensor:
+        return torch.as_tensor(self.whole.labels)[self.chosen]
 
     def __len__(self) -> int:
         return len(self.chosen)

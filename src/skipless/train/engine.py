@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -30,10 +29,12 @@ from .data import Data
 from .evaluation import evaluate
 from .interruption import Interruption
 from .journal import Log
+from .parallel import apart, parallel
 from .process import Process
 from .random_state import random_state, restore_random_state
 from .schedule import Schedule
 from .settings import Settings
+from .teacher import Teacher
 from .window import Window
 
 _USUAL_WARMUP = 5  # epochs, as in the paper (appendix D)
@@ -58,6 +59,7 @@ class Engine:
     """A model, its optimiser and data, ready to be trained.
 
     The model is on its device, in the memory format of the settings, before the optimiser is made.
+    With a `teacher`, it also learns from what that says of each batch, as it is augmented.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Engine:
         settings: Settings,
         process: Process = Process(),  # noqa: B008 - frozen
         normalize: Callable[[Tensor], Tensor] | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         self.settings, self.process = settings, process
         self.model, self.optimizer = model, optimizer
@@ -77,7 +80,7 @@ class Engine:
         self.schedule = Schedule(settings.schedule, self.total, self._warmup(), settings.marks)
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
-        self.network = _parallel(model, process)
+        self.network, self.teacher = parallel(model, process), teacher
         if settings.compile:
             if self.curved is not None:
                 raise ValueError(
@@ -85,6 +88,8 @@ class Engine:
                     "layers of the network, and a compiled one has none. Leave it out."
                 )
             self.network.compile()
+            if teacher is not None:
+                teacher.network.compile()
         self.average: AveragedModel | None = None
         if settings.average is not None:
             decay = get_ema_multi_avg_fn(settings.average)
@@ -177,13 +182,8 @@ class Engine:
         for number, (inputs, labels) in enumerate(parts, start=1):
             labels = labels.to(self.process.device, non_blocking=True)
             # Gradients of all processes are averaged once, with those of the last part.
-            with self._apart() if number < len(parts) else nullcontext():
-                logits = self._forward(self.network, inputs)
-                if self.curved is not None:
-                    self.curved.curvature(logits, labels)
-                loss = F.cross_entropy(
-                    logits.float(), labels, label_smoothing=self.settings.label_smoothing
-                )
+            with apart(self.network) if number < len(parts) else nullcontext():
+                logits, loss = self._logits_and_loss(self._placed(inputs), labels)
                 (loss / len(parts) if len(parts) > 1 else loss).backward()
             losses.append(loss.detach())
             hits.append((logits.detach().argmax(dim=1) == labels).sum())
@@ -197,18 +197,28 @@ class Engine:
         whole = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
         self.window.add(whole, hits[0] if len(hits) == 1 else torch.stack(hits).sum(), images)
 
-    def _forward(self, network: nn.Module, images: Tensor) -> Tensor:
-        device = self.process.device
+    def _logits_and_loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        # The teacher first, while the network keeps nothing for its backward pass yet.
+        taught = None if self.teacher is None else self.teacher.outputs(images, self._forward)
+        logits = self._forward(self.network, images)
+        if self.curved is not None:
+            self.curved.curvature(logits, labels)
+        smoothing = self.settings.label_smoothing
+        loss = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
+        if self.teacher is not None and taught is not None:
+            loss = self.teacher.loss(loss, logits.float(), taught)
+        return logits, loss
+
+    def _placed(self, images: Tensor) -> Tensor:
         layout = torch.channels_last if self.settings.channels_last else torch.preserve_format
-        images = images.to(device, non_blocking=True, memory_format=layout)
+        return images.to(self.process.device, non_blocking=True, memory_format=layout)
+
+    def _forward(self, network: nn.Module, images: Tensor) -> Tensor:
+        images = self._placed(images)
         if self.settings.precision == "float32":
             return network(images)
-        with torch.autocast(device.type, torch.bfloat16):
+        with torch.autocast(self.process.device.type, torch.bfloat16):
             return network(images)
-
-    def _apart(self) -> AbstractContextManager[None]:
-        network = self.network
-        return network.no_sync() if isinstance(network, DistributedDataParallel) else nullcontext()
 
     def _looks_bad(self) -> bool:
         # Asking a GPU for each loss would stall it, so its losses are looked at together.
@@ -320,8 +330,12 @@ def _dealt(
             settings.accumulate,
             settings.workers,
             normalize,
+            classes,
         )
-        for split in (data.train, data.validation)
+        for split, classes in (
+            (data.train, settings.classes_per_batch),
+            (data.validation, None),
+        )
     )
     if not training.steps:
         raise ValueError(
@@ -329,21 +343,3 @@ def _dealt(
             f"{len(data.train)} images for training. Make them smaller."
         )
     return training, validation
-
-
-def _parallel(model: nn.Module, process: Process) -> nn.Module:
-    if process.world == 1:
-        return model
-    cuda = process.device.type == "cuda"
-    if cuda:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    elif process.leads and any(
-        isinstance(m, nn.BatchNorm2d | nn.BatchNorm1d) for m in model.modules()
-    ):
-        warnings.warn(
-            f"BatchNorm takes its statistics over each of the {process.world} processes' shares of "
-            "a batch, because PyTorch has no SyncBatchNorm for CPUs: losses differ from those of "
-            "one process.",
-            stacklevel=3,
-        )
-    return DistributedDataParallel(model, device_ids=[process.device.index] if cuda else None)

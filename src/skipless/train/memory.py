@@ -24,14 +24,20 @@ class Memory:
     optimizer: int
     activations: int
     passing: int  # gradients of the two largest activations, one made from the other
+    teacher: int = 0  # its weights, and what its largest layer reads and writes
 
     @property
     def total(self) -> int:
-        return sum((self.weights, self.gradients, self.optimizer, self.activations, self.passing))
+        own = (self.weights, self.gradients, self.optimizer, self.activations, self.passing)
+        return sum(own) + self.teacher
 
 
 def estimated_memory(
-    model: nn.Module, optimizer: Optimizer, images: Tensor, settings: Settings
+    model: nn.Module,
+    optimizer: Optimizer,
+    images: Tensor,
+    settings: Settings,
+    teacher: nn.Module | None = None,
 ) -> Memory:
     """What a step of one process alone will hold, from a real one on a few `images`, 4 or more.
 
@@ -60,7 +66,26 @@ def estimated_memory(
         _bytes(states),
         round(sum(whole) + each * (part - len(images))),
         sum(sorted(grown)[-2:]) * part // len(images),
+        0 if teacher is None else _teacher(teacher, images, settings, part),
     )
+
+
+def _teacher(teacher: nn.Module, images: Tensor, settings: Settings, part: int) -> int:
+    """What a network holds that is only asked, with a part of a batch."""
+    largest = 0
+
+    def measure(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal largest
+        largest = max(largest, _bytes([*inputs, output]))
+
+    layers = [module for module in teacher.modules() if not list(module.children())]
+    hooks = [layer.register_forward_hook(measure) for layer in layers]
+    with torch.no_grad():
+        _logits(teacher, images, settings)
+    for hook in hooks:
+        hook.remove()
+    own = [*teacher.parameters(), *teacher.buffers()]
+    return _bytes(own) + largest * part // len(images)
 
 
 def _logits(model: nn.Module, images: Tensor, settings: Settings) -> Tensor:

@@ -19,11 +19,13 @@ class Settings:
 
     `batch_size` is that of a step, over all processes and accumulated parts. `average` is the decay
     of the moving average of the weights, `clip` the largest norm of a gradient. `checkpoint_every`
-    counts steps; without it there is one after each epoch.
+    counts steps; without it there is one after each epoch. `classes_per_batch` is how many classes
+    the images of a step are of; without it, chance decides.
     """
 
     epochs: int = 90
     batch_size: int = 128
+    classes_per_batch: int | None = None
     steps: int | None = None  # instead of what `epochs` amounts to
     schedule: ScheduleName = "cosine"
     marks: tuple[float, ...] = USUAL_MARKS  # of the schedule "step"
