@@ -32,7 +32,7 @@ from skipless.report.tables import table
 
 ROUNDS = 5
 PERIODS = ((1, 50), (10, 200))
-STRIDES = (1, 4)  # of the examples that enter the factors of inputs
+STRIDES = (1, 8)  # of the examples that enter the factors of inputs
 BATCHES = {"convnet": (128,), "mlp": (128, 512, 1024, 2048)}
 THREADS = 2
 

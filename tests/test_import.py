@@ -66,6 +66,33 @@ def test_a_missing_framework_names_the_extra_that_brings_it(
         getattr(skipless, name)
 
 
+HIDDEN = """
+import sys
+sys.modules[{hidden!r}] = None  # as if it were not installed
+try:
+    import {room}
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("room", "hidden", "extra"),
+    [
+        ("skipless.jax", "jax", "jax"),
+        ("skipless.jax.nnx", "flax", "jax"),
+        ("skipless.keras", "keras", "keras"),
+        ("skipless.torch", "torch", "torch"),
+    ],
+)
+def test_a_room_that_is_imported_by_its_name_tells_the_extra_too(room, hidden, extra) -> None:
+    script = HIDDEN.format(room=room, hidden=hidden)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.stdout == (
+        f"{room} needs {hidden}, which is not installed: pip install 'skipless[{extra}]'\n"
+    )
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nonsense"):
         _ = skipless.nonsense  # pyright: ignore[reportAttributeAccessIssue]

@@ -133,3 +133,43 @@ def test_weights_may_be_drawn_by_the_user() -> None:
     expected = np.mean([float(draw(jax.random.key(s))[0][0, 0]) ** 2 for s in range(3)])
     assert found.nodes[-1].q.mean == pytest.approx(expected, rel=1e-5)
     assert found.seeds == 3
+
+
+@pytest.mark.parametrize(("reverse", "q"), [(False, [1, 4, 36, 900]), (True, [1, 25, 225, 900])])
+def test_a_scan_takes_its_layers_in_order(reverse: bool, q: list[float]) -> None:
+    w = jnp.stack([k * jnp.eye(4) for k in (2.0, 3.0, 5.0)])
+    fn = lambda w, x: jax.lax.scan(lambda c, w: (c @ w, None), x, w, reverse=reverse)[0]
+    found = measure(fn, w, pair_inputs((4,), pairs=2, cosine=0.0))
+    assert [node.q.mean for node in found.nodes] == pytest.approx(q, rel=1e-4)
+
+
+def test_a_factor_of_an_activation_is_a_node_of_its_own() -> None:
+    x = pair_inputs((4,), pairs=2, cosine=0.0)
+    found = measure(lambda w, x: (3.0 * jnp.tanh(x @ w)) @ w, jnp.eye(4), x)
+    own = float(np.mean(np.tanh(np.asarray(x, float)) ** 2))
+    expected = [1, 1, own, 9 * own, 9 * own]
+    assert [node.q.mean for node in found.nodes] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("size", "dilation"), [(3, 2), (5, 3)])
+def test_dilated_convolutions_are_drawn_at_the_tap_that_reads_the_location(size, dilation) -> None:
+    conv = lambda w, x: jax.lax.conv_general_dilated(
+        x, w, (1,), "SAME", rhs_dilation=(dilation,), dimension_numbers=("NWC", "WIO", "NWC")
+    )
+    w = jax.ShapeDtypeStruct((size, 8, 8), jnp.float32)
+    found = measure(conv, w, pair_inputs((12, 8), pairs=2, cosine=0.0), seeds=2)
+    assert [node.q.mean for node in found.nodes] == pytest.approx([1, 1], abs=1e-4)
+
+
+def test_weights_with_an_axis_of_groups_are_drawn_group_by_group() -> None:
+    fn = lambda w, x: jnp.einsum("bhi,hio->bho", x, w)
+    w = jax.ShapeDtypeStruct((3, 8, 16), jnp.float32)
+    found = measure(fn, w, pair_inputs((3, 8), pairs=2, cosine=0.0), seeds=2)
+    assert [node.q.mean for node in found.nodes] == pytest.approx([1, 1], abs=1e-4)
+
+
+def test_weights_that_are_used_twice_are_drawn_once_and_are_not_lost() -> None:
+    fn = lambda w, x: jax.nn.relu(jax.nn.relu(x @ w) @ w)
+    w = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    found = measure(fn, w, pair_inputs((64,), pairs=2, cosine=0.0), seeds=2)
+    assert found.nodes[-1].q.mean > 0.05

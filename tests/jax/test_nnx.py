@@ -253,3 +253,10 @@ def test_convolutions_with_holes_are_refused(options) -> None:
     layer = Conv(4, 4, 3, rngs=nnx.Rngs(0), **options)
     with pytest.raises(ValueError, match="without mask and dilation"):
         draw(nnx.Sequential(layer), TRELU, nnx.Rngs(0), add_biases=False)
+
+
+def test_without_normalisation_no_biases_are_added() -> None:
+    rngs = nnx.Rngs(0)
+    net = [f for _ in range(15) for f in (nnx.Linear(8, 8, use_bias=False, rngs=rngs), nnx.relu)]
+    _, report = convert(nnx.Sequential(*net), jnp.ones((1, 8)), TAT(eta=0.5), rngs=nnx.Rngs(1))
+    assert report.given_biases == ()

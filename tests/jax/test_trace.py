@@ -306,6 +306,14 @@ REFUSED = {
     ),
     "none of the known": lambda w, x: (x @ w[0]) * jnp.arange(16.0),
     "adds a tensor to a rearrangement": lambda w, x: (lambda y: y - y.mean(0))(x @ w[0]),
+    "computes stack, the results of all turns of a scan": lambda w, x: jax.lax.scan(
+        lambda c, w: (c @ w, c), x, w
+    )[1].sum(0),
+    "computes reduce_max over channels": lambda w, x: (x @ w[0]).reshape(4, 8, 2).max(-1),
+    "adds an array of the shape of a whole batch": lambda w, x: jnp.tanh(
+        x @ w[0] + jnp.cumsum(jnp.ones((4, 16)), 0) @ w[1]
+    ),
+    "dot_general of a kind of its own": lambda w, x: jnp.einsum("bi,j->bij", x, w[0, 0]),
 }
 
 
@@ -314,6 +322,109 @@ def test_what_is_not_covered_is_refused_with_its_line(reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=re.escape(reason)) as error:
         trace(REFUSED[reason], W, X)
     assert re.search(r"test_trace\.py:\d+", str(error.value))
+
+
+def test_a_factor_of_a_shortcut_from_the_input_is_kept_wherever_it_goes() -> None:
+    branch = lambda w, x: 0.8 * (jnp.tanh(x @ w[0]) @ w[1])
+    direct = trace(lambda w, x: 0.6 * x + branch(w, x), W, X)
+    assert direct.nodes[-1].weights == (0.6, 0.8)  # pyright: ignore
+    flipped = trace(lambda w, x: jnp.flip(0.6 * x, 0) + branch(w, x), W, X)
+    weights = [node.weights for node in flipped.nodes if isinstance(node, Sum)]
+    assert sorted(weights) == [(0.6,), (1.0, 0.8)]
+
+    def once(w, x):
+        z = (x - 0.5) / 0.25
+        return jnp.flip(0.6 * z, 0) + branch(w, z)
+
+    weights = [node.weights for node in trace(once, W, X).nodes if isinstance(node, Sum)]
+    assert sorted(weights) == [(0.6,), (1.0, 0.8)]
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [
+        lambda h, mask: (0.8 * h) * (mask / 0.9),
+        lambda h, mask: 0.8 * (h * (mask / 0.9)),
+        lambda h, mask: jnp.where(mask, 0.8 * h, 0.0) / 0.9,
+        lambda h, mask: jnp.where(mask, 0.8 * h / 0.9, 0.0),
+    ],
+)
+def test_the_weight_of_a_branch_with_dropout_by_hand_is_kept(drop) -> None:
+    def network(w, key, x):
+        mask = jax.random.bernoulli(key, 0.9, x.shape)
+        return 0.6 * (x @ w[0]) + drop(jnp.tanh(x @ w[1]) @ w[2], mask)
+
+    graph = trace(network, W, KEY, X)
+    factors = [w for node in graph.nodes if isinstance(node, Sum) for w in node.weights]
+    assert sorted(f for f in factors if f != 1.0) == pytest.approx([0.6, 0.8])
+
+
+def test_layers_of_one_line_on_one_tensor_are_told_apart() -> None:
+    class Heads(nn.Module):
+        together: bool
+
+        @nn.compact
+        def __call__(self, x):
+            z = nn.Dense(8)(x)
+            heads = [nn.Dense(8)(nn.relu(nn.LayerNorm()(z))) for _ in range(2)]
+            return 0.6 * heads[0] + 0.8 * heads[1] if self.together else heads
+
+    variables = Heads(True).init(KEY, X)
+    graph = trace(Heads(True).apply, variables, X)
+    assert graph.nodes[-1].weights == (0.6, 0.8)  # pyright: ignore
+    with pytest.raises(UnsupportedModelError, match="returns 2 arrays"):
+        trace(Heads(False).apply, variables, X)
+
+
+def test_inputs_in_a_tree_are_refused_and_not_taken_for_parameters() -> None:
+    with pytest.raises(UnsupportedModelError, match="last argument, an array"):
+        trace(lambda w, inputs: jnp.tanh(inputs["x"] @ w), W[0], {"x": X})
+
+
+def test_the_recipe_builds_the_solved_network_in_equinox_and_haiku() -> None:
+    class Net(eqx.Module):
+        layers: list
+        phi: object = eqx.field(static=True)
+
+        def __init__(self, phi, key):
+            self.layers = [eqx.nn.Linear(8, 8, key=k) for k in jax.random.split(key, 15)]
+            self.phi = phi
+
+        def __call__(self, x):
+            for layer in self.layers:
+                x = self.phi(layer(x))  # pyright: ignore
+            return x
+
+    def haiku(phi):
+        def run(x):
+            for _ in range(15):
+                x = phi(hk.Linear(8)(x))
+            return x
+
+        return hk.transform(run)
+
+    x = jax.random.normal(KEY, (4, 8))
+    expected = solve(Graph.chain(15), TAT(eta=0.9))
+    solution = solve(trace(jax.vmap(Net(jnp.tanh, KEY)), x), TAT(eta=0.9))
+    assert solution == expected
+    net = Net(shaped(solution), KEY)
+    own = [(layer.weight.T, layer.bias) for layer in net.layers]
+    np.testing.assert_allclose(jax.vmap(net)(x), by_numpy(solution, own, x), atol=1e-5)
+
+    params = haiku(jnp.tanh).init(KEY, x)
+    solution = solve(trace(haiku(jnp.tanh).apply, params, KEY, x), TAT(eta=0.9))
+    assert solution == expected
+    names = ["linear", *(f"linear_{i}" for i in range(1, 15))]
+    own = [(params[name]["w"], params[name]["b"]) for name in names]
+    found = haiku(shaped(solution)).apply(params, KEY, x)
+    np.testing.assert_allclose(found, by_numpy(solution, own, x), atol=1e-5)
+
+
+def by_numpy(phi, layers, x) -> np.ndarray:
+    z = np.asarray(x, np.float64)
+    for weight, bias in layers:
+        z = phi(z @ np.asarray(weight, np.float64) + np.asarray(bias, np.float64))
+    return z
 
 
 def test_what_cannot_be_read_at_all_is_said_so() -> None:

@@ -290,3 +290,18 @@ def test_what_the_theory_does_not_cover_is_refused_by_name(model, example, messa
 def test_a_model_with_two_outputs_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="returns 2 tensors"):
         trace(Layer(lambda x: (x, torch.relu(x))), torch.zeros(1, 5))
+
+
+def test_a_factor_of_a_shortcut_from_the_input_is_kept_wherever_it_goes() -> None:
+    class Shortcut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.drop = nn.Dropout(0.1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.drop(0.6 * x) + 0.8 * self.second(torch.tanh(self.first(x)))
+
+    graph = trace(Shortcut(), torch.zeros(2, 8))
+    weights = [node.weights for node in graph.nodes if isinstance(node, Sum)]
+    assert sorted(weights) == [(0.6,), (1.0, 0.8)]

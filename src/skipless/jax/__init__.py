@@ -1,5 +1,12 @@
 """JAX: read a function, shape it, draw its weights, prove its kernel."""
 
+try:
+    import jax as _jax  # noqa: F401 - to say what is missing, and not where
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"skipless.jax needs {error.name}, which is not installed: pip install 'skipless[jax]'"
+    ) from error
+
 from skipless.core.agreement import Check, Measurement
 from skipless.core.signals import UnsupportedModelError
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .operations import AFFINE, signals
 from .record import Operation, Tensor
-from .trace import Reading
+
+if TYPE_CHECKING:
+    from .trace import Reading
 
 _DROPS_AXES = {"reduce_sum", "reduce_max", "reduce_min", "argmax", "squeeze"}
 
@@ -39,6 +42,25 @@ def all_axes(reading: Reading, of_input: Axes, start: Tensor) -> Mapping[Tensor,
     """Those of all tensors that depend on the input, from the graph's beginning `start` on."""
     found = _followed(reading.record.input, of_input, reading.record.operations, reading)
     return {**found, start: found.get(start, of_input)}
+
+
+def largest_of_channels(reading: Reading) -> Operation | None:
+    """The first operation that takes the largest of several channels, if there is one."""
+    pools = [
+        op
+        for op in reading.record.operations
+        if op.name in ("reduce_max", "reduce_window_max") and op.outputs[0] in reading.steps
+    ]
+    if not pools:
+        return None
+    axes = all_axes(reading, input_axes(reading), reading.record.input)
+    for op in pools:
+        known = axes.get(op.inputs[0])
+        windows = op.parameters.get("window_dimensions", ())
+        over = op.parameters.get("axes") or [a for a, size in enumerate(windows) if size > 1]
+        if known is not None and set(known.channels) & set(over):
+            return op
+    return None
 
 
 def _followed(

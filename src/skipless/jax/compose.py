@@ -6,6 +6,7 @@ tensor that all of the later one is computed from.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -81,8 +82,26 @@ class Composer(Signals[Tensor, Pointwise]):
 
     def scaled(self, tensor: Tensor, user: Tensor) -> tuple[int, float]:
         if self._standardises_input(tensor) and not self._adds_branches(user):
-            self.set(tensor, "input", 0, (self.values[tensor].place,))
+            self._standardise(tensor)
         return super().scaled(tensor, user)
+
+    def _standardise(self, tensor: Tensor) -> None:
+        """Take `tensor` for the input, or the last one before it that others read as it is.
+
+        What is computed from that is no standardisation: a factor of it weights a shortcut.
+        """
+        place = self.values[tensor].place
+        shared = next(filter(self._is_shared, self._bottlenecks(tensor)), None)
+        if shared is not None:
+            self.set(shared, "input", 0, (place,))
+            for between in self._pending(tensor, shared):
+                self.values[between] = self.composed(between)
+        elif not self._is_shared(place):
+            self.set(tensor, "input", 0, (place,))
+
+    @abstractmethod
+    def _is_shared(self, place: Tensor) -> bool:
+        """Whether several operations read the tensor."""
 
     def _step_back(self, tensor: Tensor) -> bool:
         """Whether `tensor` became a function of a later node: a tensor that all of it goes through.

@@ -34,6 +34,10 @@ UNCOVERED = {
         " by a condition that depends on the input or is not known",
         "Give the arrays that decide it, and not their shapes only, or leave it out.",
     ),
+    "stack": (
+        ", the results of all turns of a scan",
+        "Return what the scan carries, or write its layers as a Python loop.",
+    ),
     "gather": (
         " by indices that depend on the input, as an embedding does",
         "Trace the network that reads the vectors, and not the indices.",

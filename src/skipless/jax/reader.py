@@ -122,6 +122,9 @@ class Reader(Composer):
         else:
             raise self._uncovered(op, op.name, UNCOVERED.get(op.name, UNKNOWN))
 
+    def _is_shared(self, place: Tensor) -> bool:
+        return len(self.record.users.get(place, ())) > 1
+
     def _uncovered(self, op: Operation, name: str, about: tuple[str, str]) -> UnsupportedModelError:
         kind, advice = about
         return UnsupportedModelError(
@@ -165,7 +168,7 @@ class Reader(Composer):
         if self._is_bias(op, inputs):
             self.biases[tensor] = op
             self.set(tensor, "affine", self.values[inputs[0]].node, inputs)
-        elif (unmasked := masked(op)) is not None:
+        elif (unmasked := masked(op, self.constants.number)) is not None:
             self.move(tensor, unmasked)
         elif self._divides_by_counts(op):
             self.set(tensor, "move", self.values[inputs[0]].node, inputs)
@@ -184,6 +187,13 @@ class Reader(Composer):
             return False
         (added,) = (t for t in op.inputs if not t.signal)
         given = added.parametric or self.constants.number(added) is None
+        batched = len(inputs[0].shape) > 1 and inputs[0].shape[0] > 1
+        if given and batched and unmoved(added).shape == inputs[0].shape:
+            raise UnsupportedModelError(
+                f"{op.location} adds an array of the shape of a whole batch, {inputs[0].shape}, "
+                "that does not depend on the input, as another input does, and the theory knows "
+                "networks with one. Wrap it in a function of one array, the last argument."
+            )
         if not given or (op.name == "sub" and added is op.inputs[0]):
             return False
         tensor = inputs[0]

@@ -34,12 +34,11 @@ class Region:
 def regions(record: Record) -> Mapping[Operation, Region]:
     """The region of every operation that belongs to one.
 
-    Operations are of the same call if they were recorded under the same frames and either read each
-    other's results or the same tensor from outside.
+    Operations are of the same call if they were recorded under the same frames and are joined by
+    each other's results: a loop may call several layers from one line, even on the same tensor.
     """
     found: dict[Operation, Region] = {}
     calls: dict[Operation, object] = {}
-    begun: dict[tuple[object, Tensor], Region] = {}
     for op in record.operations:
         sources = signals(op)
         if not sources or (call := op.location.library_call) is None:
@@ -47,14 +46,11 @@ def regions(record: Record) -> Mapping[Operation, Region]:
         kind, calls[op] = call
         own = [t for t in sources if t.operation and calls.get(t.operation) == calls[op]]
         others = [t for t in sources if t not in own]
-        same = [found[t.operation] for t in own if t.operation] + [
-            begun[calls[op], t] for t in others if (calls[op], t) in begun
-        ]
+        same = [found[t.operation] for t in own if t.operation]
         region = same[0] if same else Region(kind)
         for other in same[1:]:
             _merge(other, region, found)
         for source in others:
-            begun[calls[op], source] = region
             if source not in region.sources:
                 region.sources.append(source)
         region.operations.append(op)

@@ -20,6 +20,7 @@ import numpy as np
 from skipless.core.graph import Graph
 from skipless.core.signals import Notes, UnsupportedModelError
 
+from .axes import largest_of_channels
 from .compose import Step
 from .constants import Constants, x64
 from .reader import Reader
@@ -97,9 +98,15 @@ def read(fn: Callable[..., object], *example_args: object, wide: bool = False) -
     reader = Reader(record(closed, arguments, call.input, constants.array), constants)
     graph = reader.read()
     assert reader.last is not None
-    return Reading(
+    reading = Reading(
         graph, reader.notes, reader.record, reader.steps, reader.biases, reader.last, constants
     )
+    if (op := largest_of_channels(reading)) is not None:
+        raise UnsupportedModelError(
+            f"{op.location} computes {op.name} over channels, as maxout does, for which there are "
+            "no Q and C maps. Take an activation of single numbers in its place."
+        )
+    return reading
 
 
 @dataclass(frozen=True)
@@ -164,12 +171,19 @@ def input_place(arguments: Sequence[object]) -> int:
     Random keys and single numbers may follow it.
     """
     for place in range(len(arguments) - 1, -1, -1):
-        if _is_array(array := arguments[place]) and array.ndim > 0 and not _is_key(array):  # pyright: ignore
+        if not any(map(_is_input, jax.tree.leaves(arguments[place]))):
+            continue
+        if _is_array(arguments[place]):
             return place
+        break  # the last arrays are in a tree, such as a dictionary of inputs
     raise UnsupportedModelError(
         "A function is traced with an example of its input as the last argument, an array or a "
         f"jax.ShapeDtypeStruct; found {[type(a).__name__ for a in arguments]}."
     )
+
+
+def _is_input(leaf: Any) -> bool:
+    return _is_array(leaf) and leaf.ndim > 0 and not _is_key(leaf)
 
 
 def _is_key(array: Any) -> bool:

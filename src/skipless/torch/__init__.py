@@ -1,5 +1,12 @@
 """PyTorch: read a model, shape it, draw its weights, prove its kernel."""
 
+try:
+    import torch as _torch  # noqa: F401 - to say what is missing, and not where
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"skipless.torch needs {error.name}, which is not installed: pip install 'skipless[torch]'"
+    ) from error
+
 from skipless.core.agreement import Check, Measurement
 
 from .activations import ShapedActivation, TReLU, activation

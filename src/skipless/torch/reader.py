@@ -196,4 +196,7 @@ class Reader(Signals[fx.Node, Pointwise]):
         """Whether this is the input, which constants may standardise, and not a term of a sum."""
         terms = [user for user in node.users if operation(user).rstrip("_") in ("add", "sub")]
         summed = any(len(set(u.all_input_nodes) - set(self._constants)) > 1 for u in terms)
-        return not summed and len(inputs) == 1 and self.values[inputs[0]] == Value(0, inputs[0])
+        # What others read as it is, is not standardised: a factor of it weights a shortcut.
+        readers = [u for i in inputs for u in i.users if isinstance(u.meta["val"], torch.Tensor)]
+        alone = len(inputs) == 1 and len(readers) == 1
+        return alone and not summed and self.values[inputs[0]] == Value(0, inputs[0])

@@ -4,6 +4,13 @@
 and lists. What is written out in `__call__` cannot be replaced from outside; it is refused.
 """
 
+try:
+    import flax as _flax  # noqa: F401 - to say what is missing, and not where
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"skipless.jax.nnx needs {error.name}, which is not installed: pip install 'skipless[jax]'"
+    ) from error
+
 from .activations import Constant, ShapedActivation, TReLU
 from .convert import ConversionReport, convert
 from .held import Identity
