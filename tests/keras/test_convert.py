@@ -232,6 +232,31 @@ def test_every_kind_of_layer_is_drawn_so_that_q_is_kept() -> None:
     assert (y**2).mean() == pytest.approx((x**2).mean(), rel=0.1)
 
 
+@pytest.mark.parametrize("factors", [(1.0, 3.0), (3.0, 1.0)])
+def test_one_activation_read_with_and_without_a_factor_stays_one(factors) -> None:
+    def net(x):
+        y = layers.ReLU()(layers.Dense(8)(x))
+        terms = [layers.Dense(8)(y if factor == 1.0 else factor * y) for factor in factors]
+        return layers.ReLU()(layers.Add()(terms))
+
+    assert len(of(convert(functional(net, (8,)), TAT(eta=0.1), seed=0), TReLU)) == 2
+
+
+def test_a_negative_factor_leaves_its_sign_in_the_sum() -> None:
+    def net(x):
+        y = layers.Dense(8, name="y")(x)
+        branch = layers.Dense(8, name="branch")(layers.ReLU()(layers.Dense(8)(y)))
+        return layers.Add(name="sum")([-2.0 * y, branch])
+
+    new = convert(functional(net, (8,)), TAT(eta=0.1), seed=0)
+    weights = (-2.0 / math.sqrt(5.0), 1.0 / math.sqrt(5.0))
+    assert new.get_layer("sum").sum_weights == pytest.approx(weights)
+    ends = keras.Model(new.input, [new.get_layer(n).output for n in ("y", "branch", "sum")])
+    x = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
+    y, branch, total = (np.asarray(ops.convert_to_numpy(a)) for a in ends(x))
+    np.testing.assert_allclose(total, weights[0] * y + weights[1] * branch, rtol=1e-4, atol=1e-5)
+
+
 def test_eoc_draws_biases_too() -> None:
     new = convert(mlp(2, 64), EOC(sigma_b=0.3), activation="tanh", seed=0)
     sigma_w = new.skipless_report.solution.sigma_w
@@ -277,6 +302,12 @@ def test_a_sigmoid_that_makes_a_probability_is_not_replaced_in_silence() -> None
     model = keras.Sequential([keras.Input((8,)), *hidden, layers.Dense(1, activation="sigmoid")])
     with pytest.raises(UnsupportedModelError, match="from_logits=True"):
         convert(model, TAT(eta=0.1))
+
+
+def test_a_network_of_nothing_but_a_sigmoid_is_converted() -> None:
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(8, activation="sigmoid")])
+    new = convert(model, DKS(), activation="tanh", seed=0)
+    assert [new.get_layer(n).phi for n in of(new, ShapedActivation)] == ["tanh"]
 
 
 class Scaled(layers.Layer):

@@ -63,6 +63,16 @@ def test_a_depthwise_delta_keeps_q_at_every_location(multiplier) -> None:
     np.testing.assert_allclose((y**2).mean(-1), x**2, rtol=1e-4)
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_an_even_depthwise_delta_reads_the_location_itself_under_same_padding(size) -> None:
+    conv = layers.DepthwiseConv2D(
+        size, padding="same", depthwise_initializer=DepthwiseDelta(seed=1)
+    )
+    x = np.random.default_rng(0).normal(size=(1, 5, 5, 8)).astype("float32")
+    y = np.asarray(ops.convert_to_numpy(conv(x)))
+    np.testing.assert_allclose(y**2, x**2, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("size", "stride"), [(3, 2), (4, 2), (3, 1)])
 def test_a_transposed_delta_reaches_every_location_once(size, stride) -> None:
     up = layers.Conv1DTranspose(

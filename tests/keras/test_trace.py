@@ -3,6 +3,8 @@
 # Keras' own annotations are inferred from its defaults.
 # pyright: reportArgumentType=false, reportIncompatibleMethodOverride=false, reportOptionalOperand=false
 
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from skipless.keras import (
     WeightedAdd,
     trace,
 )
+from skipless.keras.trace import read
 from skipless.torch import trace as torch_trace
 
 WIDTH = 8
@@ -180,6 +183,32 @@ def test_the_same_network_in_torch_gives_an_equal_graph_and_solution(name) -> No
     assert trace(loaded) == graph
 
 
+def keras_blocks(x):
+    x = dense()(x)
+    for _ in range(10):
+        branch = dense()(layers.ReLU()(dense()(layers.ReLU()(x))))
+        x = 0.8 * x + math.sqrt(1.0 - 0.8**2) * branch
+    return x
+
+
+def test_the_same_network_in_torch_jax_and_keras_gives_an_equal_graph_and_solution() -> None:
+    for library in ("flax", "equinox", "haiku"):
+        pytest.importorskip(library)
+    import jax_networks
+    from skipless.jax import trace as jax_trace
+
+    function, arguments = jax_networks.residual("linen", 10)
+    graphs = [
+        trace(functional(keras_blocks)),
+        torch_trace(jax_networks.TorchResidual(10, 4), torch.zeros(2, 4)),
+        jax_trace(function, *arguments),
+    ]
+    assert graphs[0] == graphs[1] == graphs[2]
+    assert graphs[0].activations == 20
+    solutions = [solve(graph, TAT(eta=0.1)) for graph in graphs]
+    assert solutions[0] == solutions[1] == solutions[2]
+
+
 # Ways to write one thing.
 
 
@@ -275,6 +304,57 @@ def test_sums_have_the_weights_of_their_layer() -> None:
     assert net(lambda xy: layers.Add()([xy[0], xy[0], xy[1]])) == Sum((1, 2), (2.0, 1.0))
 
 
+def test_a_factor_of_the_input_in_a_sum_is_kept() -> None:
+    graph = trace(functional(lambda x: 0.6 * x + 0.8 * dense()(ops.relu(dense()(x)))))
+    assert graph.nodes[-1] == Sum((0, 3), (0.6, 0.8))
+
+
+@pytest.mark.parametrize(
+    "between", [layers.Dropout(0.1), layers.Identity(), layers.LayerNormalization()]
+)
+def test_a_factor_of_the_input_is_kept_whatever_stands_before_the_sum(between) -> None:
+    def net(x):
+        return between(0.6 * x) + 0.8 * dense()(dense(activation="tanh")(x))
+
+    graph = trace(functional(net))
+    assert graph.nodes[1] == Sum((0,), (0.6,))
+    assert graph.nodes[-1] == Sum((1, 4), (1.0, 0.8))
+
+
+def test_constants_before_two_branches_still_standardise_the_input() -> None:
+    def net(x):
+        x = (x - 0.5) / 0.25
+        return layers.Dropout(0.1)(x) + dense()(dense(activation="tanh")(x))
+
+    assert trace(functional(net)).nodes[-1] == Sum((0, 3), (1.0, 1.0))
+
+
+def test_a_separable_convolution_is_two_layers_that_are_used_once() -> None:
+    def net(multiplier, times):
+        layer = layers.SeparableConv2D(16, 3, padding="same", depth_multiplier=multiplier)
+
+        def build(x):
+            for _ in range(times):
+                x = layer(x)
+            return layers.ReLU()(x)
+
+        return read(functional(build, (4, 4, 16)))
+
+    assert net(1, 1).notes.approximate == []
+    assert len(net(1, 2).notes.approximate) == 2  # both parts of it
+    assert net(1, 1).graph.nodes[1:3] == (Affine(0, mixes=False), Affine(1, mixes=True))
+    assert net(2, 1).graph.nodes[1:3] == (Affine(0, mixes=True), Affine(1, mixes=True))
+
+
+def test_smooth_resizing_is_approximate_and_copying_is_not() -> None:
+    def notes(interpolation):
+        up = layers.UpSampling2D(interpolation=interpolation, name="up")
+        return read(functional(lambda x: up(conv()(x)), IMAGE)).notes.approximate
+
+    assert notes("nearest") == []
+    assert notes("bilinear") == ["bilinear at up"]
+
+
 def test_a_layer_of_the_users_own_is_read_by_its_operations() -> None:
     class Scale(layers.Layer):
         def build(self, shape):
@@ -348,15 +428,37 @@ REFUSED = {
         lambda: functional(
             lambda x: layers.MultiHeadAttention(1, 2, name="attend")(x, x), (4, WIDTH)
         ),
-        r"attend \(MultiHeadAttention\).*attention",
+        r"attend \(MultiHeadAttention\) computes attention, for which there are no",
     ),
     "recurrent": (
         lambda: functional(lambda x: layers.SimpleRNN(4, name="rnn")(x), (4, WIDTH)),
-        r"rnn \(SimpleRNN\).*recurrent",
+        r"rnn \(SimpleRNN\) is a recurrent layer, for which",
     ),
     "embedding": (
         lambda: functional(lambda x: layers.Embedding(5, 4)(x)),
-        "indices",
+        r"\(Embedding\) makes vectors of indices, for which",
+    ),
+    "gated activation": (
+        lambda: functional(dense(activation="glu", name="gated")),
+        r"gated \(Dense\) multiplies one half of its input by a gate, for which",
+    ),
+    "gated operation": (
+        lambda: functional(lambda x: ops.glu(dense()(x))),
+        r"\(Glu\) multiplies one half of its input by a gate, for which",
+    ),
+    "activation that is not pointwise": (
+        lambda: functional(
+            dense(activation=lambda x: ops.flip(x, axis=1) * ops.relu(x), name="mine")
+        ),
+        "mine computes a pointwise function that is none of the known activations",
+    ),
+    "unknown operation": (
+        lambda: functional(lambda x: ops.sort(dense()(x))),
+        r"\(Sort\) is an operation for which there are no",
+    ),
+    "unknown layer": (
+        lambda: functional(lambda x: layers.UnitNormalization(name="unit")(dense()(x))),
+        r"unit \(UnitNormalization\) is a layer for which there are no",
     ),
     "unknown function": (
         lambda: functional(lambda x: dense()(ops.cosh(dense()(x)))),

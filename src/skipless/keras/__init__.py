@@ -4,7 +4,9 @@ try:
     import keras as _keras  # noqa: F401 - to see whether it can be
 except ModuleNotFoundError as error:
     if error.name == "keras":
-        raise
+        raise ImportError(
+            "skipless.keras needs keras, which is not installed: pip install 'skipless[keras]'"
+        ) from error
     raise ImportError(
         f"Keras is to run on {error.name}, which is not installed: pip install {error.name}, or "
         "name another backend in KERAS_BACKEND: jax, tensorflow or torch"

@@ -8,6 +8,8 @@ from functools import reduce
 import keras
 from keras import layers, ops
 
+from skipless.core.signals import UnsupportedModelError
+
 from .functions import Array
 
 CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
@@ -79,12 +81,15 @@ SOFTMAX_FUNCTIONS = (
 )  # fmt: skip
 
 _APART = "shape the parts before and after it on their own"
-_UNKNOWN = ("", f"Leave it out of the traced model, or {_APART}.")
-_ATTENTION = (", attention", f"Leave the attention out of the traced model, or {_APART}.")
-_RECURRENT = (", a recurrent layer", f"Leave it out of the traced model, or {_APART}.")
-_INDICES = (" of indices", "Trace the network that reads the vectors, and not the indices.")
-PROBABILITIES = (
-    " inside of the network",
+_LEAVE_OUT = f"Leave it out of the traced model, or {_APART}."
+_ATTENTION = ("computes attention,", f"Leave that out of the traced model, or {_APART}.")
+_RECURRENT = ("is a recurrent layer,", _LEAVE_OUT)
+_INDICES = (
+    "makes vectors of indices,",
+    "Trace the network that reads the vectors, and not the indices.",
+)
+_PROBABILITIES = (
+    "computes a softmax inside of the network,",
     f"As the last layer it may stay; if it is part of attention, leave that out, or {_APART}.",
 )
 _UNCOVERED = {
@@ -94,8 +99,11 @@ _UNCOVERED = {
     "DotProductAttention": _ATTENTION,
     **dict.fromkeys(("LSTM", "GRU", "SimpleRNN", "RNN", "Bidirectional"), _RECURRENT),
     **dict.fromkeys(("Embedding", "ReversibleEmbedding", "CategoryEncoding"), _INDICES),
-    "Glu": (" with a gate", "Replace the product of its halves by a sum, or leave it out."),
-    **dict.fromkeys(("Softmax", *OP_SOFTMAX), PROBABILITIES),
+    "Glu": (
+        "multiplies one half of its input by a gate,",
+        "Replace the product of its halves by a sum, or leave it out.",
+    ),
+    **dict.fromkeys(OP_SOFTMAX, _PROBABILITIES),
 }
 
 
@@ -112,9 +120,14 @@ def op_name(operation: object) -> str:
     return "" if isinstance(operation, layers.Layer) else type(operation).__name__
 
 
-def uncovered(operation: object) -> tuple[str, str]:
-    """Of what kind an operation without maps is, and what can be done."""
-    return _UNCOVERED.get(type(operation).__name__, _UNKNOWN)
+def uncovered(where: str, operation: object, kind: str = "") -> UnsupportedModelError:
+    """An error that says of what `kind` an operation without maps is, and what can be done."""
+    name = type(operation).__name__
+    unknown = ("is an operation" if op_name(operation) else "is a layer", _LEAVE_OUT)
+    does, advice = _UNCOVERED.get(kind or name, unknown)
+    return UnsupportedModelError(
+        f"{where} ({name}) {does} for which there are no Q and C maps. {advice}"
+    )
 
 
 def channels(layer: keras.layers.Layer) -> tuple[int | None, bool]:

@@ -12,7 +12,7 @@ from skipless.core import signals
 from skipless.core.activations import Activation
 from skipless.core.graph import Graph
 from skipless.core.recognise import Recognised
-from skipless.core.signals import FEW, Signals, UnsupportedModelError
+from skipless.core.signals import FEW, Signals
 
 from .activations import ShapedActivation, WeightedAdd
 from .elementwise import Pointwise, composed, recognise
@@ -115,11 +115,7 @@ class Reader(Signals[Tensor, Pointwise]):
             smooth = getattr(operation, "interpolation", "nearest")
             self.move(tensor, inputs[0], approximate="" if smooth == "nearest" else str(smooth))
         else:
-            kind, advice = uncovered(operation)
-            raise UnsupportedModelError(
-                f"{self.origin(tensor)} ({type(operation).__name__}) computes something{kind}, for "
-                f"which there are no Q and C maps. {advice}"
-            )
+            raise uncovered(self.origin(tensor), operation)
 
     def _layer(self, tensor: Tensor, inputs: list[Tensor]) -> None:
         layer: Any = tensor.call.operation
@@ -141,6 +137,8 @@ class Reader(Signals[Tensor, Pointwise]):
         self.concat(tensor, parts, widths)
 
     def _activation_of(self, tensor: Tensor, inputs: list[Tensor]) -> None:
+        if _function(tensor) is keras.activations.glu:
+            raise uncovered(self.origin(tensor), tensor.call.operation, "Glu")
         if isinstance(_function(tensor), ShapedActivation):
             # It is one activation, whatever is computed before and after it.
             self.at(inputs[0], tensor)
@@ -152,11 +150,7 @@ class Reader(Signals[Tensor, Pointwise]):
     def _softmax(self, tensor: Tensor, source: Tensor) -> None:
         """At the end it only names the output, for the loss to read; inside there is no map."""
         if tensor is not self.record.output:
-            kind, advice = uncovered(keras.layers.Softmax())
-            raise UnsupportedModelError(
-                f"{self.origin(tensor)} ({type(tensor.call.operation).__name__}) computes a "
-                f"softmax{kind}, for which there are no Q and C maps. {advice}"
-            )
+            raise uncovered(self.origin(tensor), tensor.call.operation, "Softmax")
         self.move(tensor, source)
 
     def _arithmetic(self, tensor: Tensor, inputs: list[Tensor]) -> None:
@@ -177,9 +171,14 @@ class Reader(Signals[Tensor, Pointwise]):
             raise self.product_of_branches(tensor, type(operation).__name__)
 
     def _is_input(self, tensor: Tensor, inputs: Sequence[Tensor]) -> bool:
-        """Whether this is the input, which constants may standardise, and not a term of a sum."""
+        """Whether constants only standardise the input here.
+
+        A factor of what is read elsewhere too, or of a term of a sum, is the weight of a branch.
+        """
+        if len(inputs) != 1 or len(self._readers[inputs[0]]) > 1:
+            return False
         summed = any(len(set(reader.inputs)) > 1 for reader in self._readers[tensor])
-        return not summed and len(inputs) == 1 and self.values[inputs[0]] == Value(0, inputs[0])
+        return not summed and self.values[inputs[0]] == Value(0, inputs[0])
 
 
 def _function(tensor: Tensor) -> object:
