@@ -58,7 +58,8 @@ def main(epochs: int = 5, depth: int = 16) -> None:
     try:
         private(resnet, data, engine, lr=0.003)
     except UnsupportedModuleError as error:
-        print(f"With BatchNorm: {str(error).split('.')[0]}.")
+        reason = str(error).split('("')[-1]  # of the first layer that Opacus complains of
+        print(f"With BatchNorm: {reason.split('.')[0]}.")
 
     model = sk.torch.convert(resnet, data.tensors[0][:2], sk.TAT(eta=0.8), shortcut_weight=0.0)
     print(f"Converted: loss {mean_loss(model, data):.3f}")

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from skipless.cli import main
 from skipless.record import Record
@@ -167,6 +168,62 @@ def undecided() -> nn.Module:
     return nn.Sequential(Undecided(8, 8))
 
 
+def double() -> nn.Module:
+    return nn.Linear(8, 2).double()
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.Linear(8, 2))  # pyright: ignore[reportReturnType]
+
+
+def scores() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+
+class Unlike(nn.Module):
+    """Computes one thing in evaluation mode, and another when it is recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * (1.0 if isinstance(x, fx.Proxy) else 2.0)
+
+
+def unlike() -> nn.Module:
+    return Unlike()
+
+
+def test_a_file_that_fails_its_verification_does_not_take_the_place_of_a_good_one(
+    capsys, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "own_networks", sys.modules[__name__])
+    options = ("--input", "8", "--seconds", "0", "-o", str(tmp_path))
+    (tmp_path / "model.onnx").write_bytes(b"a good one")
+    code, _, err = deploy(capsys, "own_networks:unlike", *options)
+    assert code == 2
+    assert "model.onnx was to give what Unlike gives" in err
+    assert (tmp_path / "model.onnx").read_bytes() == b"a good one"
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_the_report_says_how_an_image_becomes_what_the_network_reads(of_run: Path) -> None:
+    from skipless.train.arrays import ArraySplit
+    from skipless.train.data import load_data
+
+    split = load_data("digits").train
+    assert isinstance(split, ArraySplit)
+    told = report(of_run)["preparation"]
+    assert (
+        f"less the mean {float(split.mean):.6g}, over the deviation {float(split.std):.6g}" in told
+    )
+    assert told.endswith("then each image over its root mean square")
+    assert "root mean square" in (of_run / "report.md").read_text(encoding="utf-8")
+
+
 def test_a_factory_is_deployed_without_a_peer_and_json_is_what_is_printed(
     capsys, monkeypatch, tmp_path: Path
 ) -> None:
@@ -206,6 +263,9 @@ def test_a_factory_is_deployed_without_a_peer_and_json_is_what_is_printed(
         (("own_networks:own", "--input", "3,9"), "Give another --input"),
         (("own_networks:pair", "--input", "8"), "was to return one tensor, but returns tuple"),
         (("own_networks:undecided", "--input", "8"), "was to be read by torch.fx, which failed"),
+        (("own_networks:double", "--input", "8"), "hold float32, but has torch.float64"),
+        (("own_networks:scripted", "--input", "8"), "was to be read by torch.fx, which failed"),
+        (("own_networks:scores", "--data", "digits"), "was to tell the 10 classes of digits"),
         (("mlp:20", "--against", "resnet51"), "ResNets of that depth are not defined"),
     ],
 )

@@ -98,6 +98,7 @@ def test_a_teacher_that_is_none_is_named_with_what_to_give(copied: Path, tmp_pat
     refused(taught_by(tmp_path / "empty"), r"it has no checkpoint.*--teacher, name")
     refused(replace(STUDENT, teacher=None), r"--teacher-weight was given without a teacher")
     newest = copied / "checkpoints" / "step-00000028"
+    refused(taught_by(copied / "metrics.jsonl"), r"metrics.jsonl, which is none")
     (newest / "average.safetensors").write_bytes(b"damaged")
     refused(taught_by(copied), r"step-00000028 is damaged .*average.safetensors is not what")
     (newest / "manifest.json").unlink()

@@ -53,8 +53,8 @@ def test_the_layer_before_takes_a_batch_norm_in(name: str) -> None:
     make, shape = LAYERS[name]
     model = with_statistics(make())
     before = copy.deepcopy(model.state_dict())
-    folded = fold(model)
     x = torch.randn(3, *shape, dtype=torch.float64)
+    folded = fold(model, x)
     torch.testing.assert_close(folded(x), model(x), rtol=0.0, atol=1e-12)
     assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in folded.modules())
     assert folded.meta["remaining"] == ()
@@ -95,7 +95,15 @@ class Shared(nn.Module):
 )
 def test_a_batch_norm_that_others_would_notice_stays_and_is_listed(model, shape, told) -> None:
     model = with_statistics(model)
-    folded = fold(model)
     x = torch.randn(3, *shape, dtype=torch.float64)
+    folded = fold(model, x)
     torch.testing.assert_close(folded(x), model(x), rtol=0.0, atol=1e-12)
     assert folded.meta["remaining"] == (told,)
+
+
+def test_a_batch_norm_over_another_dimension_than_the_layers_stays() -> None:
+    model = with_statistics(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)))
+    x = torch.randn(3, 6, 4, dtype=torch.float64)  # (batch, channels of the norm, features)
+    for folded in (fold(model, x), fold(model)):
+        torch.testing.assert_close(folded(x), model(x), rtol=0.0, atol=1e-12)
+        assert len(folded.meta["remaining"]) == 1

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from skipless.models import create_model
 from skipless.models.names import parsed
 from skipless.record import RUN, Record
+from skipless.torch.normalize import normalize_per_sample
+from skipless.train.arrays import ArraySplit
 from skipless.train.checkpoint import (
     FOLDER,
     MODEL,
@@ -50,6 +52,24 @@ class Candidate:
     normalize: Callable[[Tensor], Tensor] | None
     lacking: str
     configuration: Configuration | None
+
+    @property
+    def preparation(self) -> str:
+        """How an image becomes what the network reads."""
+        if self.data is None:
+            return "as they were prepared in training"
+        split = self.data.train
+        if isinstance(split, ArraySplit):
+            listed = lambda t: ", ".join(f"{v:.6g}" for v in t.tolist())
+            first = (
+                f"bytes less the mean {listed(split.mean)}, over the deviation {listed(split.std)}"
+            )
+        else:
+            first = f"standardised as the data set {self.data.name} is"
+        then = "" if self.normalize is None else "; then normalised per location"
+        if self.normalize is normalize_per_sample:
+            then = "; then each image over its root mean square"
+        return f"{'x'.join(map(str, self.data.shape))} images: {first}{then}"
 
     def examples(self, count: int) -> Tensor:
         """The first samples for validation, or random ones of q = 1."""
@@ -209,7 +229,7 @@ def _own(what: str, given: Mapping[str, object], shape: Shape | None) -> Candida
         shape = _seen(configuration, data.shape)
     torch.manual_seed(configuration.seed)
     model, example = made(what, imported(what), {}, shape)
-    _demand_one_output(what, model.eval(), example)
+    _demand_one_output(what, model.eval(), example, data)
     return Candidate(
         what,
         what,
@@ -222,11 +242,13 @@ def _own(what: str, given: Mapping[str, object], shape: Shape | None) -> Candida
     )
 
 
-def _demand_one_output(what: str, model: nn.Module, example: Tensor) -> None:
+def _demand_one_output(what: str, model: nn.Module, example: Tensor, data: Data | None) -> None:
     shape = ",".join(map(str, example.shape[1:]))
-    if not example.is_floating_point():
+    types = {example.dtype, *(p.dtype for p in model.parameters())} - {torch.float32}
+    if types:
         raise ValueError(
-            f"{what} reads {example.dtype}; only networks that read floats are deployed."
+            f"{what} was to read and hold float32, but has {min(map(str, types))}. Convert model "
+            "and example, `.float()`."
         )
     try:
         with torch.no_grad():
@@ -241,6 +263,11 @@ def _demand_one_output(what: str, model: nn.Module, example: Tensor) -> None:
             f"{what} was to return one tensor, but returns {type(outputs).__name__}. Wrap it in a "
             "module that does."
         )
+    if data is not None and outputs.shape[1:] != (data.num_classes,):
+        raise ValueError(
+            f"{what} was to tell the {data.num_classes} classes of {data.name}, but a sample's "
+            f"output has the shape {tuple(outputs.shape[1:])}. Name other data, or leave it out."
+        )
 
 
 def _checkpoint(path: Path) -> tuple[Path, Checkpoint]:
@@ -248,7 +275,7 @@ def _checkpoint(path: Path) -> tuple[Path, Checkpoint]:
     if (path / RUN).is_file():
         newest = Checkpoints(path).newest()
         if newest is None:
-            raise FileNotFoundError(f"{path} was to be deployed, but has no checkpoint yet.")
+            raise FileNotFoundError(f"{path} was to be deployed, but has no whole checkpoint.")
         return path, newest
     folder = path.parent if path.name == MODEL else path
     run = folder.absolute().parent.parent

@@ -2,6 +2,7 @@
 
 The numbers are those of files, for these are what runs on a device: of the network as it was, of
 the folded one, of that in 8-bit integers, and of the folded one that it is compared with.
+Parameters are counted in the networks.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Deployment:
 
     description: str
     shape: Shape
+    preparation: str  # of what the network reads
     batch_size: int
     figures: Mapping[str, Figures]
     remaining: tuple[str, ...]  # what could not be folded
@@ -105,7 +107,7 @@ class _Files:
 
     def deployment(self) -> Deployment:
         model = self.given.model.eval()
-        folded = fold(model)
+        folded = fold(model, self.batch)
         self._write_original(model)
         self.told("exporting the folded network")
         path = export_onnx(model, self.batch, self.wish.output / "model.onnx")
@@ -113,12 +115,17 @@ class _Files:
         difference, largest = self._difference(model, path)
         accuracy = self._quantize(folded)
         self._write_peer()
+        figures = self._figures()
+        # The exporter folds some that `fold` leaves, such as behind weights that are computed.
+        norms = "BatchNormalization" in figures[FOLDED].operators
+        remaining = [r for r in folded.meta["remaining"] if norms or "stays a BatchNorm" not in r]
         return Deployment(
             self.given.description,
             self.given.shape,
+            self.given.preparation,
             self.wish.batch_size,
-            self._figures(),
-            folded.meta["remaining"],
+            figures,
+            tuple(remaining),
             difference,
             largest,
             accuracy,
@@ -147,7 +154,7 @@ class _Files:
         self.told(f"exporting {other.name}")
         model, batch = other.model.eval(), other.examples(self.wish.batch_size)
         path = export_onnx(model, batch, self.scratch / "against.onnx")
-        self._add(PEER, other.description, path, fold(model))
+        self._add(PEER, other.description, path, fold(model, batch))
 
     def _quantize(self, folded: nn.Module) -> dict[str, Accuracy]:
         """The accuracies before and after, if there are data to quantise with."""

@@ -18,9 +18,9 @@ from .deployment import FOLDED, INT8, ORIGINAL, PEER, Deployment, Figures
 _RULES = (
     "Peak activation memory is that of the order of operations that needs the least. Held are what "
     "an operation reads and writes and what waits for others; reshapes hold nothing, and "
-    "elementwise operations write over an input that nothing else reads. Weights, and what kernels "
-    "need for themselves, do not count. It is computed from the graph of the file, and counted "
-    "while onnxruntime runs the file operation by operation in that order."
+    "elementwise operations, but for Gelu, write over an input that nothing else reads. Weights, "
+    "and what kernels need for themselves, do not count. It is computed from the graph of the "
+    "file, and counted while onnxruntime runs the file operation by operation in that order."
 )
 _AGREES = 1e-4  # outputs, relative to the largest
 _CONFIRMS = 0.01  # memory, relative
@@ -56,6 +56,7 @@ def deployment_section(given: Deployment) -> Section:
         list(_verdicts(given)),
         facts={
             "sample": "x".join(map(str, given.shape)),
+            "inputs": given.preparation,
             "batch": str(given.batch_size),
             "versions": ", ".join(f"{n} {metadata.version(n)}" for n in ("torch", "onnxruntime")),
             "memory": _RULES,
@@ -95,7 +96,7 @@ def _verdicts(given: Deployment) -> Iterator[Verdict]:
         f"{given.largest_output:.3g}.",
     )
     yield Verdict(
-        "All constants are folded.",
+        "Constants of activations, and BatchNorms, are folded into layers.",
         not given.remaining,
         f"What is left: {', '.join(folded.operators)}.",
     )
@@ -110,7 +111,9 @@ def _verdicts(given: Deployment) -> Iterator[Verdict]:
             f"It needs less activation memory than {other.name}.",
             saved > 0.0,
             f"{_megabytes(folded.peak_memory)} against {_megabytes(other.peak_memory)}: "
-            f"{abs(saved):.1%} {'less' if saved >= 0.0 else 'more'}.",
+            f"{abs(saved):.1%} {'less' if saved >= 0.0 else 'more'}."
+            if saved
+            else "as much.",
         )
     if INT8 in given.accuracy:
         before, after = given.accuracy[FOLDED], given.accuracy[INT8]

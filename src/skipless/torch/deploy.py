@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
@@ -17,6 +18,7 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
 
 from .activations import ShapedActivation
 from .batchnorm import absorb_batch_norms_
@@ -35,7 +37,7 @@ _VIEWS = {
 _TOLERANCE = 1e-4  # of an ONNX file, relative to its largest output
 
 
-def fold(model: nn.Module) -> fx.GraphModule:
+def fold(model: nn.Module, example: Tensor | None = None) -> fx.GraphModule:
     r"""A plain network of the same outputs, its constants folded into the layers around them.
 
     Of $s_o\,(\varphi(s_i x + b_i) + b_o)$ only φ is left, as a module of PyTorch's own: a `TReLU`
@@ -43,7 +45,8 @@ def fold(model: nn.Module) -> fx.GraphModule:
     $b_o$, through reshapes, pools, sums, concatenations and factors in between; the scale of a
     rectifier may go either way. A BatchNorm is taken in by the layer right before it, if nothing
     else reads that. Parameters keep their names; layers without a bias may gain one.
-    The model itself is left as it is, and the result is in evaluation mode.
+    The model itself is left as it is, and the result is in evaluation mode. A BatchNorm behind an
+    `nn.Linear` is folded if an `example` of the input shows that it normalises the last dimension.
 
     `folded.meta["remaining"]` lists what could not be folded. That is a constant between a tensor
     and a reader that needs it as it is, such as the network's output, or a layer whose two calls
@@ -57,6 +60,9 @@ def fold(model: nn.Module) -> fx.GraphModule:
     (LeakyReLU(negative_slope=0.5), ())
     """
     traced = _traced(model)
+    if example is not None:
+        with torch.no_grad():
+            ShapeProp(traced).propagate(example)
     _write_out_of_place(traced)
     norms = absorb_batch_norms_(traced)
     roles = read_roles(traced)
@@ -76,10 +82,20 @@ def export_onnx(model: nn.Module, example: Tensor, path: str | Path) -> Path:
     in onnxruntime on `example` and on a batch of twice its size, and has to give what `model` gives
     in evaluation mode, to within 1e-4 of the largest output.
     """
+    path = Path(path)
+    # Until it is verified it has another place, so that an older file is not lost to a wrong one.
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unverified-") as folder:
+        written = _verified(model, example, Path(folder) / path.name)
+        for part in sorted(written.parent.iterdir(), reverse=True):  # the data before the graph
+            part.replace(path.parent / part.name)
+    return path
+
+
+def _verified(model: nn.Module, example: Tensor, path: Path) -> Path:
     onnxruntime = demand_onnx()
-    path, evaluated = Path(path), copy.deepcopy(model).eval()
+    evaluated = copy.deepcopy(model).eval()
     twice = torch.cat([example, example])  # a batch of 1 would be taken for a constant
-    write_onnx(fold(model), twice, path)
+    write_onnx(fold(model, twice), twice, path)
     rewrite_pools(path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
@@ -90,7 +106,7 @@ def export_onnx(model: nn.Module, example: Tensor, path: str | Path) -> Path:
         error, largest = (float(t.abs().max()) for t in (found - expected, expected))
         if not error <= _TOLERANCE * largest:
             raise RuntimeError(
-                f"{path} was to give what {type(model).__name__} gives, but on a batch of "
+                f"{path.name} was to give what {type(model).__name__} gives, but on a batch of "
                 f"{len(batch)} differs from it by {error:.2g}, where the largest output is "
                 f"{largest:.2g}. Compare fold(model) with the model: if they agree, it is the "
                 "export of one of its operations that does not."
@@ -129,7 +145,14 @@ def _traced(model: nn.Module) -> fx.GraphModule:
     tracer = _Tracer()
     try:
         graph = tracer.trace(model)
-    except (AttributeError, NameError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        AssertionError,
+        AttributeError,
+        NameError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise ValueError(
             f"{type(model).__name__} was to be read by torch.fx, which failed: {error}. Fold what "
             "`convert` returns, which is a graph already, or take decisions that depend on the "

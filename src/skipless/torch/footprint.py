@@ -26,8 +26,9 @@ from .onnx_graph import OnnxGraph
 
 VIEWS = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"))
 IN_PLACE = frozenset((
-    "Abs", "Add", "BatchNormalization", "Clip", "Div", "Elu", "HardSigmoid", "LeakyRelu", "Mul",
-    "Neg", "PRelu", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Sub", "Tanh",
+    "Abs", "Add", "BatchNormalization", "Celu", "Clip", "Div", "Elu", "HardSigmoid", "HardSwish",
+    "LeakyRelu", "Mul", "Neg", "PRelu", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Sub",
+    "Tanh",
 ))  # fmt: skip
 _MOST_STATES = 100_000
 

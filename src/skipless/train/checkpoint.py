@@ -26,6 +26,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from skipless.record import RUN
+
 FOLDER = "checkpoints"
 MODEL, AVERAGE, STATE, MANIFEST = (
     "model.safetensors",
@@ -33,6 +35,7 @@ MODEL, AVERAGE, STATE, MANIFEST = (
     "state.pt",
     "manifest.json",
 )
+_BESIDE = (RUN, STATE, MANIFEST)  # files of a run or of a checkpoint that hold no weights
 
 
 class CheckpointError(OSError):
@@ -148,8 +151,13 @@ def run_and_checkpoint(path: Path) -> tuple[Path, Path]:
     path = path.expanduser().resolve()
     if not path.exists():
         raise FileNotFoundError(f"A trained network was looked for in {path}, which is not there.")
-    if path.is_file() and path.name not in (MODEL, AVERAGE):  # another one that lies beside these
+    if path.is_file() and path.name in _BESIDE:  # these stand for their folder
         path = path.parent
+    elif path.is_file() and path.name not in (MODEL, AVERAGE):
+        raise ValueError(
+            f"A trained network was looked for in {path}, which is none. Name the folder of a run "
+            f"or of a checkpoint, or {MODEL} or {AVERAGE} in one."
+        )
     folder = path.parent if path.is_file() else path
     if re.fullmatch(r"step-\d+", folder.name):
         return folder.parents[1], path
