@@ -50,7 +50,9 @@ Engine._train_step = step_and_wait  # so that a long run does not end before it 
 if __name__ == "__main__":
     place = Place(Path({folder!r}), workers={workers})
     found = searched("study", dict({runs}), place, seconds_until_dead={seconds})
-    print(sorted((name, outcome.top1) for name, outcome in found.items()), flush=True)
+    told = sorted((name, outcome.top1) for name, outcome in found.items())
+    # In one piece, as two processes may print at once.
+    print(str(told) + chr(10), end="", flush=True)
 """
 
 
