@@ -11,7 +11,7 @@ SETTINGS := pyproject.toml constraints.txt
 # newer releases of pip read the second one there, older ones the first.
 INSTALL := PIP_CONSTRAINT="$$PIP_CONSTRAINT constraints.txt" \
 	PIP_BUILD_CONSTRAINT="$$PIP_BUILD_CONSTRAINT constraints.txt" \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 define have_python
 test -n "$(PYTHON)" || { \

@@ -648,7 +648,7 @@ def test_an_onnx_file_of_something_else_is_refused(
     wrong = fold(model)
     with torch.no_grad():
         wrong.get_parameter("7.bias").add_(0.01)
-    monkeypatch.setattr(deploy, "fold", lambda _: wrong)
+    monkeypatch.setattr(deploy, "fold", lambda model, example: wrong)
     with pytest.raises(RuntimeError, match="on a batch of 2 differs"):
         export_onnx(model, x, tmp_path / "model.onnx")
 

@@ -95,7 +95,7 @@ def _verified(model: nn.Module, example: Tensor, path: Path) -> Path:
     onnxruntime = demand_onnx()
     evaluated = copy.deepcopy(model).eval()
     twice = torch.cat([example, example])  # a batch of 1 would be taken for a constant
-    write_onnx(fold(model, twice), twice, path)
+    write_onnx(fold(model, example), twice, path)
     rewrite_pools(path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
