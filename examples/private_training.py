@@ -29,9 +29,11 @@ def digits() -> TensorDataset:
     return TensorDataset(sk.torch.normalize_per_sample(images), labels)
 
 
-def private(model: nn.Module, data: TensorDataset, engine: PrivacyEngine, lr: float):
+def private(
+    model: nn.Module, data: TensorDataset, engine: PrivacyEngine, lr: float
+) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader]:
     """The model, its optimiser and its data, as Opacus hands them back."""
-    return engine.make_private(
+    return engine.make_private(  # pyright: ignore[reportReturnType]
         module=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr),
         data_loader=DataLoader(data, batch_size=128),
