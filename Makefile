@@ -29,7 +29,8 @@ demo: .venv/.train  ## train 50 layers without shortcuts beside a ResNet, in thr
 	$(BIN)/python -m skipless.experiments.demo out
 
 test: .venv/.dev .venv/.oracles  ## run every test and doctest, a file at a time on each core
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	@$(MAKE) --no-print-directory .venv-jax-example/.ready || echo "Tests beside kfac-jax are skipped."
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 	KERAS_BACKEND=jax $(BIN)/python -m pytest --numprocesses auto tests/keras/test_activations.py tests/keras/test_trace.py
 
 check: .venv/.dev  ## format, lint and types
@@ -85,7 +86,7 @@ clean:  ## remove everything that the other targets made
 	@$(have_python)
 	@echo "Installing $< into .venv-$*"
 	@"$(PYTHON)" -m venv .venv-$*
-	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement $<
 	@touch $@
 
 $(BIN)/python:

@@ -1,11 +1,4 @@
-"""Three steps of K-FAC are those of kfac-jax, with which the paper trained, to rounding errors.
-
-kfac-jax 0.0.8 needs a JAX that is older than ours, so it runs in an environment of its own:
-
-    python -m venv /tmp/kfac-jax
-    /tmp/kfac-jax/bin/pip install -r tests/optim/kfac/kfac_jax_requirements.txt
-    SKIPLESS_KFAC_JAX_PYTHON=/tmp/kfac-jax/bin/python python -m pytest tests/optim/kfac
-"""
+"""Three steps of K-FAC are those of kfac-jax, with which the paper trained, to rounding errors."""
 
 import os
 import subprocess
@@ -15,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from kfac_jax_environment import PYTHON, in_its_environment
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
@@ -22,12 +16,7 @@ from skipless.optim import KFAC
 
 Arrays = dict[str, np.ndarray]
 
-PYTHON = os.environ.get("SKIPLESS_KFAC_JAX_PYTHON")
-pytestmark = pytest.mark.skipif(
-    PYTHON is None,
-    reason="SKIPLESS_KFAC_JAX_PYTHON names no Python with kfac-jax: make a venv, and in it "
-    "pip install -r tests/optim/kfac/kfac_jax_requirements.txt",
-)
+pytestmark = in_its_environment
 L2, DAMPING = 1e-3, 1e-2
 SHAPES = {
     "mlp": {"dense0": (7, 6), "dense1": (6, 4), "dense2": (4, 5)},
