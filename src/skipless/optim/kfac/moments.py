@@ -84,7 +84,7 @@ def output_moments(grads: Tensor, groups: int) -> Tensor:
         else:
             for example in part.contiguous().unflatten(1, (groups, -1)):
                 moments.baddbmm_(example, example.mT)
-    return moments if by_rows else _symmetric(moments)
+    return moments
 
 
 @_in_full_precision
@@ -130,20 +130,15 @@ def _parts(values: Tensor, entries: int) -> Iterable[Tensor]:
 
 
 def _gram(rows: Tensor, out: Tensor | None = None) -> Tensor:
-    """`rows.mT @ rows`, exactly symmetric; where wide, 5/8 of it is multiplied and 3/8 mirrored."""
+    """`rows.mT @ rows`, symmetric to rounding; where wide, 5/8 is multiplied and 3/8 mirrored."""
     width = rows.shape[1]
-    step = width if width < 2 * WIDE else -(-width // 4)
+    step = width if width < 4 * WIDE else -(-width // 4)
     gram = rows.new_empty(width, width) if out is None else out
     for i in range(0, width, step):
         here = slice(i, i + step)
         torch.mm(rows[:, here].mT, rows[:, : i + step], out=gram[here, : i + step])
         gram[:i, here] = gram[here, :i].mT
-        gram[here, here] = _symmetric(gram[here, here])
     return gram
-
-
-def _symmetric(matrices: Tensor) -> Tensor:
-    return (matrices + matrices.mT) / 2
 
 
 def _widths(window: Window) -> list[int]:
@@ -187,7 +182,6 @@ def _add_patches_(moment: Tensor, inputs: Tensor, window: Window) -> None:
             (channels * channel, example, *strides, channel, *steps),
         ).reshape(groups, -1, width)
         moment.baddbmm_(patches.mT, patches)
-    moment.copy_(_symmetric(moment))
 
 
 def _add_shared_products_(moment: Tensor, inputs: Tensor, window: Window) -> None:
@@ -203,7 +197,6 @@ def _add_shared_products_(moment: Tensor, inputs: Tensor, window: Window) -> Non
     taps = math.prod(window.kernel)
     by_taps = moment.unflatten(2, (channels, taps)).unflatten(1, (channels, taps))
     by_taps += blocks.view(taps, taps, window.groups, channels, channels).permute(2, 3, 0, 4, 1)
-    moment.copy_(_symmetric(moment))
 
 
 def _add_products_(totals: Tensor, inputs: Tensor, window: Window, boxes: Sequence[Box]) -> None:
