@@ -9,35 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from skipless import DKS, EOC, TAT, Activation, Graph, Solution, activation_names, solve
-from skipless import activation as core_activation
-from skipless.core.activations import celu, elu, leaky_relu, soft_shrink, softplus
+from activation_examples import KNOWN, POINTS, SOLUTIONS
+from skipless import Activation, Solution
+from skipless.core.activations import elu
 from skipless.jax import Shaped, activation, shaped
 
-KNOWN = [
-    *map(core_activation, activation_names()),
-    *(leaky_relu(slope) for slope in (-0.25, 0.0, 0.3, 1.0)),
-    elu(0.3),
-    elu(-1e-7),
-    celu(0.3),
-    softplus(1.7),
-    soft_shrink(1.5),
-]
-# Both tails, and no kink.
-TAILS = [1e-6, 1e-3, 0.95, 12.3, 25.6, 39.0, 120.4, 1000.0, 1e6]
-POINTS = np.array([*np.linspace(-8.3, 8.3, 40), *TAILS, *(-x for x in TAILS)])
 KINKS = np.array([-3.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 3.0, 6.0, math.nan])
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # half an ulp, relative
-CHAIN = Graph.chain(30)
-SOLUTIONS = {
-    "TAT leaky_relu": solve(CHAIN, TAT()),
-    "TAT tanh": solve(CHAIN, TAT(), "tanh"),
-    "TAT softplus": solve(CHAIN, TAT(), softplus(1.7)),
-    "DKS leaky_relu": solve(CHAIN, DKS(), "leaky_relu"),
-    "DKS gelu": solve(CHAIN, DKS(), "gelu"),
-    "DKS celu": solve(CHAIN, DKS(), celu(0.3)),
-    "EOC relu": solve(CHAIN, EOC(), "relu"),
-}
 every_activation = pytest.mark.parametrize("index", range(len(KNOWN)), ids=[p.name for p in KNOWN])
 every_solution = pytest.mark.parametrize("name", SOLUTIONS)
 

@@ -13,30 +13,10 @@ import numpy as np
 import pytest
 from keras import ops
 
-from skipless import DKS, EOC, TAT, Activation, Graph, activation_names, solve
-from skipless import activation as core_activation
-from skipless.core.activations import celu, elu, leaky_relu, soft_shrink, softplus
+from activation_examples import KNOWN, POINTS, SOLUTIONS
+from skipless import Activation
 from skipless.keras import ShapedActivation, TReLU, WeightedAdd, activation
 
-KNOWN = [
-    *map(core_activation, activation_names()),
-    *(leaky_relu(slope) for slope in (-0.25, 0.0, 0.3, 1.0)),
-    elu(0.3),
-    celu(0.3),
-    softplus(1.7),
-    soft_shrink(1.5),
-]
-# Both tails, and no kink.
-TAILS = [1e-6, 1e-3, 0.95, 12.3, 25.6, 39.0, 120.4, 1000.0]
-POINTS = np.array([*np.linspace(-8.3, 8.3, 40), *TAILS, *(-x for x in TAILS)])
-CHAIN = Graph.chain(30)
-SOLUTIONS = {
-    "TAT leaky_relu": solve(CHAIN, TAT()),
-    "TAT tanh": solve(CHAIN, TAT(), "tanh"),
-    "DKS leaky_relu": solve(CHAIN, DKS(), "leaky_relu"),
-    "DKS celu": solve(CHAIN, DKS(), celu(0.3)),
-    "EOC relu": solve(CHAIN, EOC(), "relu"),
-}
 every_solution = pytest.mark.parametrize("name", SOLUTIONS)
 
 

@@ -16,38 +16,16 @@ from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from skipless import DKS, EOC, TAT, Activation, Graph, Solution, activation_names, solve
-from skipless import activation as core_activation
-from skipless.core.activations import celu, elu, leaky_relu, soft_shrink, softplus
+import activation_examples as examples
+from activation_examples import CHAIN, KNOWN
+from skipless import EOC, TAT, Activation, Solution, solve
+from skipless.core.activations import elu, leaky_relu
 from skipless.torch import ShapedActivation, TReLU, activation, activations
 from skipless.torch.activations import _widest
 
-KNOWN = [
-    *map(core_activation, activation_names()),
-    *(leaky_relu(slope) for slope in (-0.25, 0.0, 0.3, 1.0)),
-    elu(0.3),
-    elu(-1e-7),
-    celu(0.3),
-    softplus(1.7),
-    soft_shrink(1.5),
-]
-# Both tails, and no kink.
-TAILS = [1e-6, 1e-3, 0.95, 12.3, 25.6, 39.0, 120.4, 1000.0, 1e6]
-POINTS = torch.tensor(
-    [*np.linspace(-8.3, 8.3, 40), *TAILS, *(-x for x in TAILS)], dtype=torch.float64
-)
+POINTS = torch.tensor(examples.POINTS)
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # half an ulp, relative
-CHAIN = Graph.chain(30)
-SOLUTIONS = {
-    "TAT leaky_relu": solve(CHAIN, TAT()),
-    "TAT tanh": solve(CHAIN, TAT(), "tanh"),
-    "TAT softplus": solve(CHAIN, TAT(), softplus(1.7)),
-    "DKS leaky_relu": solve(CHAIN, DKS(), "leaky_relu"),
-    "DKS gelu": solve(CHAIN, DKS(), "gelu"),
-    "DKS celu": solve(CHAIN, DKS(), celu(0.3)),
-    "EOC relu": solve(CHAIN, EOC(), "relu"),
-    "EOC leaky_relu": solve(CHAIN, EOC(), leaky_relu(0.2)),
-}
+SOLUTIONS = examples.SOLUTIONS | {"EOC leaky_relu": solve(CHAIN, EOC(), leaky_relu(0.2))}
 SLOPES = (-0.5, 0.0, 0.3, 0.9, 1.0, 1.5)
 
 # In its own formulas for forward and batched derivatives, PyTorch uses what it has deprecated.

@@ -16,7 +16,10 @@ import numpy as np
 from .activations import Array
 from .graph import Graph
 from .network import Point
+from .predict import predict
+from .solution import Solution
 
+TOLERANCE = 0.05  # the check of skipless.torch says why
 STANDARD_ERRORS = 4.0  # what chance may add to the tolerance
 _ROUNDING = 1e-5  # of a deep network in float32
 
@@ -165,6 +168,24 @@ class Check:
     seeds: int
     pairs: int
 
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        solution: Solution,
+        samples: tuple[Array, Array],
+        cosines: Sequence[float],
+        tolerance: float,
+    ) -> Self:
+        """From q and c values of shape (seeds, nodes, pairs), the pairs of each cosine in turn."""
+        comparisons: list[Comparison] = []
+        parts = (np.split(values, len(cosines), axis=2) for values in samples)
+        for cosine, q, c in zip(cosines, *parts, strict=True):
+            points = predict(graph, solution, Point(1.0, cosine))
+            comparisons += compare(points, Measurement.of(graph, q, c), tolerance, cosine)
+        seeds, _, pairs = samples[0].shape
+        return cls(tuple(comparisons), tolerance, seeds, pairs // len(cosines))
+
     @property
     def agrees(self) -> bool:
         """Whether every node agrees: within `tolerance` + 4 standard errors, in c and relative q.
@@ -205,6 +226,14 @@ class Check:
             rows = [str(row) for row in self.comparisons if row.cosine == cosine]
             lines += ["", f"from inputs of c = {cosine:g}", _COLUMNS, *abbreviated(rows)]
         return "\n".join([*lines, "", self.verdict])
+
+
+def demand_something_to_check(cosines: Sequence[float], pairs: int, tolerance: float) -> None:
+    if not cosines or pairs < 1 or not tolerance >= 0.0:
+        raise ValueError(
+            f"cosines={tuple(cosines)}, pairs={pairs} and tolerance={tolerance:g} were asked for; "
+            "a check takes at least one cosine, one pair, and a tolerance of 0 or more."
+        )
 
 
 def compare(

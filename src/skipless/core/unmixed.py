@@ -72,6 +72,14 @@ def dependent_sums(graph: Graph) -> list[int]:
     return [index for index in dict.fromkeys(found) if index in graph.live]
 
 
+def approximations(graph: Graph) -> list[str]:
+    """The places where the predicted points are approximations, in words."""
+    return [
+        *(f"activation of unweighted input at {graph.nodes[i].origin}" for i in unmixed(graph)),
+        *(f"sum of dependent terms at {graph.nodes[i].origin}" for i in dependent_sums(graph)),
+    ]
+
+
 def _independent(graph: Graph, before: Sequence[int], a: int, b: int) -> bool:
     return any(
         isinstance(graph.nodes[one], Affine) and not before[other] >> one & 1

@@ -7,7 +7,6 @@ where φ has a kink.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from skipless.core import activations as core
+from skipless.core.families import Member
 
 Function = Callable[[Array], Array]
 
@@ -38,7 +38,7 @@ class Phi:
         x = jnp.asarray(x)
         if self.parameter is None:
             return in_float32(_TABLE[self.name], x)
-        family, parameter = _FAMILIES[self.name].formula, self.parameter
+        family, parameter = _FAMILIES[self.name], self.parameter
         return in_float32(lambda wide: family(wide, parameter), x)
 
 
@@ -55,9 +55,8 @@ def activation(name: str | core.Activation, negative_slope: float | None = None)
     phi = core.activation(name, negative_slope)
     if phi.name in _TABLE and phi == core.activation(phi.name):
         return Phi(phi.name)
-    family, parameter = _member(phi.name)
-    if family in _FAMILIES and phi == _FAMILIES[family].member(parameter):
-        return Phi(family, parameter)
+    if (member := Member.of(phi)) is not None:
+        return Phi(member.family, member.number)
     raise ValueError(
         f"activation({phi.name!r}) was asked for in JAX, but only its numpy form is known. Pass a "
         "function of arrays: shaped(solution, function)."
@@ -69,13 +68,6 @@ def in_float32(f: Function, x: Array) -> Array:
     if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32:
         return f(x.astype(jnp.float32)).astype(x.dtype)
     return f(x)
-
-
-def _member(name: str) -> tuple[str, float]:
-    """Family and parameter of a name such as elu(alpha=0.3), or of the family's own name."""
-    if match := re.fullmatch(r"(\w+)\(\w+=([-+.e\d]+)\)", name):
-        return match[1], float(match[2])
-    return name, _FAMILIES[name].default if name in _FAMILIES else 0.0
 
 
 def _clip(x: Array, low: float, high: float) -> Array:
@@ -142,19 +134,10 @@ _TABLE: dict[str, Function] = {
 }
 
 
-@dataclass(frozen=True)
-class _Family:
-    """Activations that differ by a parameter, in JAX and in `core`."""
-
-    formula: Callable[[Array, float], Array]
-    member: Callable[[float], core.Activation]
-    default: float
-
-
-_FAMILIES = {
-    "celu": _Family(lambda x, alpha: _elu(x, alpha, width=alpha), core.celu, 1.0),
-    "elu": _Family(_elu, core.elu, 1.0),
-    "leaky_relu": _Family(_leaky_relu, core.leaky_relu, 0.01),
-    "soft_shrink": _Family(_soft_shrink, core.soft_shrink, 0.5),
-    "softplus": _Family(lambda x, beta: jax.nn.softplus(beta * x) / beta, core.softplus, 1.0),
+_FAMILIES: dict[str, Callable[[Array, float], Array]] = {
+    "celu": lambda x, alpha: _elu(x, alpha, width=alpha),
+    "elu": _elu,
+    "leaky_relu": _leaky_relu,
+    "soft_shrink": _soft_shrink,
+    "softplus": lambda x, beta: jax.nn.softplus(beta * x) / beta,
 }

@@ -18,17 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from skipless.core.agreement import Check, Measurement, compare
-from skipless.core.network import Point
-from skipless.core.predict import predict
+from skipless.core.agreement import TOLERANCE, Check, Measurement, demand_something_to_check
+from skipless.core.samples import demand_batch_of_pairs, demand_possible_pairs, stacked
 from skipless.core.solution import Solution
 
 from .draw import Distribution
 from .draw import draw as drawn_weights
 from .replay import Array, Replay
 from .trace import Reading, input_place, read
-
-TOLERANCE = 0.05  # the check of skipless.torch says why
 
 
 def measure(
@@ -54,24 +51,20 @@ def measure(
     """
     place = input_place(args)
     inputs = jnp.asarray(args[place])
-    if inputs.ndim < 2 or len(inputs) < 2 or len(inputs) % 2:
-        raise ValueError(
-            f"inputs of shape {inputs.shape} were given, but a batch of pairs has an even number "
-            "of samples of one dimension or more. Use pair_inputs, or drop a sample."
-        )
+    demand_batch_of_pairs(inputs.shape)
     if draw is not None and seeds is not None:
         graph, samples = None, []
         for key in _keys(seeds):
             replay = Replay(read(fn, *draw(key), *args[place:]))
             graph = graph or replay.graph
             samples.append(replay(inputs, {}))
-        q, c = _stacked(samples)
+        q, c = stacked(samples)
         assert graph is not None
         return Measurement.of(graph, q, c)
     reading = read(fn, *args)
     replay = Replay(reading)
     if seeds is None:
-        q, c = _stacked([replay(inputs, {})])
+        q, c = stacked([replay(inputs, {})])
     else:
         q, c = _samples(reading, partial(replay, inputs), seeds, drawn_weights)
     return Measurement.of(replay.graph, q, c)
@@ -110,15 +103,10 @@ def check(
     >>> check(model, weights, jnp.zeros((1, 100)), solution=trelu, seeds=5).agrees
     True
     """
-    if not cosines or pairs < 1 or not tolerance >= 0.0:
-        raise ValueError(
-            f"cosines={tuple(cosines)}, pairs={pairs} and tolerance={tolerance:g} were asked for; "
-            "a check takes at least one cosine, one pair, and a tolerance of 0 or more."
-        )
+    demand_something_to_check(cosines, pairs, tolerance)
     place = input_place(example_args)
     example = example_args[place]
-    samples = 2 * pairs * len(cosines)
-    stand_in = jnp.ones((samples, *example.shape[1:]), example.dtype)  # pyright: ignore
+    stand_in = jnp.ones((2 * pairs * len(cosines), *example.shape[1:]), example.dtype)  # pyright: ignore
     reading = read(fn, *example_args[:place], stand_in, *example_args[place + 1 :])
     replay = Replay(reading)
     # Pairs take the place of what normalises the inputs would make of them.
@@ -130,14 +118,8 @@ def check(
         distribution=distribution,
     )
     run = lambda drawn: replay(stand_in, drawn, inputs)
-    q, c = _samples(reading, run, seeds, law)
-    comparisons = []
-    for number, cosine in enumerate(cosines):
-        own = slice(number * pairs, (number + 1) * pairs)
-        measured = Measurement.of(replay.graph, q[..., own], c[..., own])
-        points = predict(replay.graph, solution, Point(1.0, cosine))
-        comparisons += compare(points, measured, tolerance, cosine)
-    return Check(tuple(comparisons), tolerance, seeds=q.shape[0], pairs=pairs)
+    samples = _samples(reading, run, seeds, law)
+    return Check.of(replay.graph, solution, samples, cosines, tolerance)
 
 
 def pair_inputs(
@@ -157,15 +139,8 @@ def pair_inputs(
     >>> x.shape, bool(jnp.allclose(jnp.mean(x[0] * x[1], axis=-1), -0.5))
     ((4, 4, 4, 3), True)
     """
-    if not -1.0 <= cosine <= 1.0:
-        raise ValueError(f"A pair with a cosine of {cosine:g} was asked for; it is -1 to 1.")
     channels = shape[channel_axis]
-    if channels < 2 and abs(cosine) < 1.0:
-        raise ValueError(
-            f"Pairs with a cosine of {cosine:g} were asked for, but two samples of {channels} "
-            "channel are alike or opposite. Use a cosine of 1 or -1, or normalize_per_location to "
-            "make two channels of one."
-        )
+    demand_possible_pairs(cosine, channels, "normalize_per_location")
     key = jax.random.key(0) if key is None else key
     bits = np.asarray(jax.random.bits(key, (4,)))
     u, v = np.random.default_rng(bits).standard_normal((2, pairs, channels))  # in float64
@@ -191,15 +166,7 @@ def _samples(
     seeds: int | Iterable[int],
     law: Callable[..., object],
 ) -> tuple[Array, Array]:
-    return _stacked([run(law(reading, key)) for key in _keys(seeds)])
-
-
-def _stacked(samples: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """The q and c values of shape (draws, nodes, pairs)."""
-    if not samples:
-        raise ValueError("No seed was given. Ask for one or more, such as seeds=10.")
-    q, c = zip(*samples, strict=True)
-    return np.stack(q), np.stack(c)
+    return stacked([run(law(reading, key)) for key in _keys(seeds)])
 
 
 def _pairs_for(replay: Replay, pairs: int, cosines: Sequence[float]) -> jax.Array:

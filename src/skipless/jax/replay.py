@@ -11,16 +11,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
-from skipless.core.graph import Sum
+from skipless.core.activations import Array
+from skipless.core.samples import at_nodes
 
 from .axes import Axes, all_axes, input_axes
 from .operations import signals
 from .record import Tensor
 from .trace import Reading
-
-Array = npt.NDArray[np.float64]
 
 
 class Replay:
@@ -50,21 +48,7 @@ class Replay:
 
         With a `beginning`, that is what the graph begins with, whatever the inputs.
         """
-        seen = self._run(inputs, drawn, beginning)
-        found: dict[int, tuple[Array, Array]] = {}
-        for index in sorted(self.graph.live):
-            if index in self._tensors:
-                tensor, scale = self._tensors[index]
-                q, c = seen[tensor]
-                found[index] = (np.asarray(q, np.float64) / scale**2, np.asarray(c, np.float64))
-            else:  # a factor that the record applies together with what precedes it
-                node = self.graph.nodes[index]
-                assert isinstance(node, Sum)
-                assert len(node.inputs) == 1
-                q, c = found[node.inputs[0]]
-                found[index] = (q * node.weights[0] ** 2, c)
-        q, c = zip(*found.values(), strict=True)
-        return np.stack(q), np.stack(c)
+        return at_nodes(self.graph, self._tensors, self._run(inputs, drawn, beginning))
 
     def _run(
         self, inputs: jax.Array, drawn: Mapping[Tensor, object], beginning: jax.Array | None

@@ -7,16 +7,14 @@ from functools import partial
 import keras
 
 from skipless.core.activations import Activation
-from skipless.core.graph import Activation as ActivationNode
-from skipless.core.graph import Graph
+from skipless.core.conversion import demand_same
 from skipless.core.methods import TAT, Method
-from skipless.core.network import fold
 from skipless.core.predict import predict
 from skipless.core.rescale import in_residual_form, normalised_weights, reweighted
 from skipless.core.signals import UnsupportedModelError
 from skipless.core.solution import Solution
 from skipless.core.solve import solve
-from skipless.core.unmixed import dependent_sums, unmixed
+from skipless.core.unmixed import approximations
 
 from .activations import ShapedActivation
 from .conversion import ConversionReport
@@ -73,7 +71,7 @@ def convert(
     build = partial(_activation, solution, function)
     rewritten = rewrite(reading, form, weights, build, copies)
     converted = keras.Model(rewritten.input, rewritten.output, name=model.name)
-    _demand_same(graph, converted)
+    demand_same(graph, read(converted).graph)
     if model.compiled:
         converted.compile_from_config(model.get_compile_config())
     converted.skipless_report = ConversionReport(
@@ -82,7 +80,7 @@ def convert(
         graph,
         predict(graph, solution),
         tuple(rewritten.changes),
-        (*reading.notes.approximate, *_approximate(graph)),
+        (*reading.notes.approximate, *approximations(graph)),
         tuple(copies.untouched),
     )
     return converted
@@ -102,24 +100,4 @@ def _demand_no_probability(reading: Reading) -> None:
             f"{output.call.path} ends the model with a sigmoid, which conversion would replace "
             "like any other activation. Leave it to the loss: remove it, and use "
             "keras.losses.BinaryCrossentropy(from_logits=True)."
-        )
-
-
-def _approximate(graph: Graph) -> list[str]:
-    return [
-        *(f"activation of unweighted input at {graph.nodes[i].origin}" for i in unmixed(graph)),
-        *(f"sum of dependent terms at {graph.nodes[i].origin}" for i in dependent_sums(graph)),
-    ]
-
-
-def _demand_same(graph: Graph, converted: keras.Model) -> None:
-    """Trace the result: no activation may be lost, and the maps must be those that were solved."""
-    found = read(converted).graph
-    counts = [sum(isinstance(g.nodes[i], ActivationNode) for i in g.live) for g in (graph, found)]
-    probe = lambda g: fold(g, lambda c: 0.9 * c + 0.1, 0.0)
-    if counts[0] != counts[1] or abs(probe(graph) - probe(found)) > 1e-9:
-        raise AssertionError(
-            f"The solution is for {counts[0]} activations and C_f(0) = {probe(graph):.6g} under a "
-            f"test map, but the converted model has {counts[1]} and {probe(found):.6g}. This is an "
-            "error in skipless; please report the model."
         )

@@ -11,7 +11,6 @@ exactly at a kink, it is written out here.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
@@ -20,6 +19,7 @@ import keras
 from keras import ops
 
 from skipless.core import activations as core
+from skipless.core.families import Member
 
 Array = Any  # Keras has no type for the tensors of all its backends
 Function = Callable[[Array], Array]
@@ -211,14 +211,6 @@ _TABLE: dict[str, Function] = {
     "tanh": tanh,
     "tanh_shrink": tanh_shrink,
 }
-_FAMILIES: dict[str, Callable[[float], core.Activation]] = {
-    "celu": core.celu,
-    "elu": core.elu,
-    "leaky_relu": core.leaky_relu,
-    "soft_shrink": core.soft_shrink,
-    "softplus": core.softplus,
-}
-_MEMBER = re.compile(r"(\w+)\((\w+)=([-+.e\d]+)\)")  # such as elu(alpha=0.3)
 
 
 def named(name: str | core.Activation) -> core.Activation:
@@ -227,10 +219,8 @@ def named(name: str | core.Activation) -> core.Activation:
     >>> named("elu(alpha=0.3)") is core.elu(0.3)
     True
     """
-    member = _MEMBER.fullmatch(name) if isinstance(name, str) else None
-    if member and member[1] in _FAMILIES:
-        return _FAMILIES[member[1]](float(member[3]))
-    return core.activation(name)
+    member = Member.named(name) if isinstance(name, str) else None
+    return core.activation(name) if member is None else member.activation
 
 
 def activation(name: str | core.Activation, negative_slope: float | None = None) -> Function:
@@ -245,10 +235,8 @@ def activation(name: str | core.Activation, negative_slope: float | None = None)
     phi = named(name) if negative_slope is None else core.activation(name, negative_slope)
     if phi.name in _TABLE and phi == core.activation(phi.name):
         return _TABLE[phi.name]
-    if (member := _MEMBER.fullmatch(phi.name)) and (family := member[1]) in _FAMILIES:
-        label, number = member[2], float(member[3])
-        if phi == _FAMILIES[family](number):
-            return partial(_TABLE[family], **{label: number})
+    if (member := Member.of(phi)) is not None:
+        return partial(_TABLE[member.family], **{member.label: member.number})
     raise ValueError(
         f"activation({phi.name!r}) was asked for in Keras, but only its numpy form is known. "
         "Pass a function of tensors: ShapedActivation.from_solution(solution, function), or "

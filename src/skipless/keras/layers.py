@@ -1,10 +1,9 @@
-"""Copies of a model's layers with new initial weights, and which of them are to have a bias."""
+"""Copies of a model's layers with new initial weights."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Mapping
 from typing import Any
 
 import keras
@@ -15,8 +14,6 @@ from skipless.core.signals import UnsupportedModelError
 from .activations import Config
 from .init import DeltaOrthogonal, DepthwiseDelta, ScaledUniformOrthogonal, TransposedDelta
 from .operations import AFFINE, CONVOLUTIONS, DEPTHWISE, SEPARABLE, TRANSPOSED, stock
-from .reader import Step
-from .record import Tensor
 
 
 class Copies:
@@ -98,23 +95,3 @@ def _demand_no_gaps(layer: Any, path: str) -> None:
             "would leave q = 0 at others. Use a kernel at least as large as the stride, and no "
             "dilation."
         )
-
-
-def layers_at_norms(steps: Mapping[Tensor, Step], needed: Collection[Tensor]) -> list[Tensor]:
-    """The layers that a normalisation reads, or that read it, directly or behind an activation."""
-    found: list[Tensor] = []
-    normalised: set[Tensor] = set()
-    for tensor, step in steps.items():
-        if tensor not in needed:
-            continue
-        after = bool(step.inputs) and step.inputs[0] in normalised
-        if step.kind == "norm" or (after and step.kind in ("move", "activation", "scale")):
-            normalised.add(tensor)
-        if step.kind == "norm":
-            source = step.inputs[0]
-            while steps[source].kind in ("move", "norm"):
-                source = steps[source].inputs[0]
-            found.append(source)
-        elif after:
-            found.append(tensor)
-    return [tensor for tensor in found if steps[tensor].kind == "affine"]

@@ -9,24 +9,17 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from skipless.core.graph import Graph, Sum
+from skipless.core.conversion import Change, Sums, Term, layers_at_norms
+from skipless.core.graph import Graph
 from skipless.core.signals import UnsupportedModelError
 
 from .activations import ShapedActivation, WeightedAdd
-from .layers import Copies, layers_at_norms
+from .layers import Copies
 from .reader import Step
 from .record import Call, Tensor, flat_numbers
 from .trace import Reading
 
 BuildActivation = Callable[[str, str], ShapedActivation]  # of a name and a dtype
-
-
-@dataclass(frozen=True)
-class Change:
-    """One thing that conversion did: what, and to which part of the model."""
-
-    what: str
-    where: str
 
 
 @dataclass(frozen=True)
@@ -60,23 +53,6 @@ def rewrite(
     return Rewritten(writer.use(first), writer.use(reading.record.output), writer.changes)
 
 
-class _Term:
-    """A term of a sum, perhaps `moved` to before the activation that it comes from."""
-
-    def __init__(
-        self, reading: Reading, tensor: Tensor, weight: float, node: int, moved: bool
-    ) -> None:
-        self.tensor, self.weight, self.node, self.moved = tensor, weight, node, moved
-        self.moves: list[Tensor] = []  # between the activation and the sum
-        self.source = tensor
-        if moved:
-            while reading.steps[tensor].kind != "activation":
-                if reading.steps[tensor].kind == "move":  # factors and normalisation are removed
-                    self.moves.insert(0, tensor)
-                tensor = reading.steps[tensor].inputs[0]
-            self.source = reading.steps[tensor].inputs[0]
-
-
 class _Writer:
     def __init__(
         self,
@@ -86,8 +62,8 @@ class _Writer:
         activation: BuildActivation,
         copies: Copies,
     ) -> None:
-        self.reading, self.form, self.weights = reading, form, weights
-        self.activation, self.copies = activation, copies
+        self.reading, self.activation, self.copies = reading, activation, copies
+        self._sums = Sums(reading.steps, reading.graph, form, weights)
         self.changes: list[Change] = []
         self._written: dict[Tensor, Any] = {}
         self._results: dict[Call, list[Any]] = {}  # a call may have several
@@ -108,24 +84,10 @@ class _Writer:
     def _reads(self, tensor: Tensor) -> Sequence[Tensor]:
         step = self.reading.steps[tensor]
         if step.kind == "sum":
-            return [term.source for term in self._terms(step)]
+            return [term.source for term in self._sums.terms(step)]
         if step.kind in ("norm", "activation", "scale"):
             return step.inputs
         return tensor.inputs
-
-    def _terms(self, step: Step) -> list[_Term]:
-        """The terms of a sum that are left, each with its weight."""
-        before, after = self.reading.graph.nodes[step.node], self.form.nodes[step.node]
-        assert isinstance(before, Sum)
-        assert isinstance(after, Sum)
-        columns = zip(
-            step.inputs, before.inputs, after.inputs, self.weights[step.node], strict=True
-        )
-        return [
-            _Term(self.reading, tensor, weight, was, now != was)
-            for tensor, was, now, weight in columns
-            if weight
-        ]
 
     def give_biases(self, needed: set[Tensor]) -> None:
         """A shift that normalisation had is left to the layers around it, which may lack one."""
@@ -187,7 +149,7 @@ class _Writer:
         return self._activations[key]
 
     def _sum(self, tensor: Tensor, step: Step) -> None:
-        terms = self._terms(step)
+        terms = self._sums.terms(step)
         values, new = [self._value(term) for term in terms], [term.weight for term in terms]
         for term in terms:
             if term.moved:
@@ -198,16 +160,10 @@ class _Writer:
             assert tensor.call.operation is not None
             name = self.copies.free(tensor.call.operation.name, tensor.call.path)
             self._written[tensor] = WeightedAdd(new, name=name, dtype=tensor.dtype)(values)
-        recorded = self.reading.graph.nodes[step.node]
-        assert isinstance(recorded, Sum)
-        before, after = (
-            " and ".join(f"{w:.4g}" for w in weights)
-            for weights in (recorded.weights, self.weights[step.node])
-        )
-        if before != after:
-            self._changed(f"sum weighted by {after} in place of {before}", tensor)
+        if (change := self._sums.reweighted(step)) is not None:
+            self._changed(change, tensor)
 
-    def _value(self, term: _Term) -> Any:
+    def _value(self, term: Term[Tensor]) -> Any:
         if not term.moved:
             # The weight of a factor times an activation is for the activation alone.
             bare = term.node == self.reading.steps[term.tensor].node

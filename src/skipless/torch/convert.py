@@ -10,15 +10,13 @@ import torch
 from torch import nn
 
 from skipless.core.activations import Activation
-from skipless.core.graph import Activation as ActivationNode
-from skipless.core.graph import Graph
+from skipless.core.conversion import demand_same
 from skipless.core.methods import TAT, Method
-from skipless.core.network import fold
 from skipless.core.predict import predict
 from skipless.core.rescale import in_residual_form, normalised_weights, reweighted
 from skipless.core.solution import Solution
 from skipless.core.solve import solve
-from skipless.core.unmixed import dependent_sums, unmixed
+from skipless.core.unmixed import approximations
 
 from .activations import ShapedActivation
 from .conversion import ConversionReport, ConvertedModel
@@ -75,7 +73,7 @@ def convert(
     converted.graph.eliminate_dead_code()
     converted.recompile()
     converted.train(original.training)
-    _demand_same(graph, converted, example)
+    demand_same(graph, read(converted, example).graph)
 
     untouched = draw_(
         converted, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, generator=generator
@@ -86,7 +84,7 @@ def convert(
         graph,
         predict(graph, solution),
         tuple(rewritten.changes),
-        (*reading.notes.approximate, *_approximate(graph)),
+        (*reading.notes.approximate, *approximations(graph)),
         tuple(untouched),
     )
     return converted
@@ -102,29 +100,9 @@ def _copied(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def _approximate(graph: Graph) -> list[str]:
-    return [
-        *(f"activation of unweighted input at {graph.nodes[i].origin}" for i in unmixed(graph)),
-        *(f"sum of dependent terms at {graph.nodes[i].origin}" for i in dependent_sums(graph)),
-    ]
-
-
 def _activation(
     solution: Solution,
     function: Callable[[torch.Tensor], torch.Tensor] | None,
     device: torch.device,
 ) -> nn.Module:
     return ShapedActivation.from_solution(solution, function).to(device)
-
-
-def _demand_same(graph: Graph, converted: nn.Module, example: torch.Tensor) -> None:
-    """Trace the result: no activation may be lost, and the maps must be those that were solved."""
-    found = read(converted, example).graph
-    counts = [sum(isinstance(g.nodes[i], ActivationNode) for i in g.live) for g in (graph, found)]
-    probe = lambda g: fold(g, lambda c: 0.9 * c + 0.1, 0.0)
-    if counts[0] != counts[1] or abs(probe(graph) - probe(found)) > 1e-9:
-        raise AssertionError(
-            f"The solution is for {counts[0]} activations and C_f(0) = {probe(graph):.6g} under a "
-            f"test map, but the converted model has {counts[1]} and {probe(found):.6g}. This is an "
-            "error in skipless; please report the model."
-        )

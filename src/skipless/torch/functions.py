@@ -6,7 +6,6 @@ each round.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial, wraps
 
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skipless.core import activations as core
+from skipless.core.families import Member
 
 Function = Callable[[Tensor], Tensor]
 
@@ -113,14 +113,6 @@ _TABLE: dict[str, Function] = {
     "tanh": torch.tanh,
     "tanh_shrink": tanh_shrink,
 }
-_FAMILIES: dict[str, Callable[[float], core.Activation]] = {
-    "celu": core.celu,
-    "elu": core.elu,
-    "leaky_relu": core.leaky_relu,
-    "soft_shrink": core.soft_shrink,
-    "softplus": core.softplus,
-}
-_MEMBER = re.compile(r"(\w+)\((\w+)=([-+.e\d]+)\)")  # such as elu(alpha=0.3)
 
 
 def activation(name: str | core.Activation, negative_slope: float | None = None) -> Function:
@@ -135,10 +127,8 @@ def activation(name: str | core.Activation, negative_slope: float | None = None)
     phi = core.activation(name, negative_slope)
     if phi.name in _TABLE and phi == core.activation(phi.name):
         return _TABLE[phi.name]
-    if (member := _MEMBER.fullmatch(phi.name)) and (family := member[1]) in _FAMILIES:
-        label, number = member[2], float(member[3])
-        if phi == _FAMILIES[family](number):
-            return partial(_TABLE[family], **{label: number})
+    if (member := Member.of(phi)) is not None:
+        return partial(_TABLE[member.family], **{member.label: member.number})
     raise ValueError(
         f"activation({phi.name!r}) was asked for in PyTorch, but only its numpy form is known. "
         "Pass a function of tensors: ShapedActivation.from_solution(solution, function), or "

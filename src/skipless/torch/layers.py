@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from torch import fx, nn
 
 from .operations import called_module
-from .reader import Step
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -33,26 +32,6 @@ def module_of_layer(
     weight = node.args[1] if len(node.args) > 1 else None
     own = isinstance(weight, fx.Node) and parameters.get(weight.name) == f"{path}.weight"
     return path if own else None
-
-
-def layers_at_norms(steps: Mapping[fx.Node, Step], needed: Collection[fx.Node]) -> list[fx.Node]:
-    """The layers that a normalisation reads, or that read it, directly or behind an activation."""
-    found: list[fx.Node] = []
-    normalised: set[fx.Node] = set()
-    for node, step in steps.items():
-        if node not in needed:
-            continue
-        after = bool(step.inputs) and step.inputs[0] in normalised
-        if step.kind == "norm" or (after and step.kind in ("move", "activation", "scale")):
-            normalised.add(node)
-        if step.kind == "norm":
-            source = step.inputs[0]
-            while steps[source].kind in ("move", "norm"):
-                source = steps[source].inputs[0]
-            found.append(source)
-        elif after:
-            found.append(node)
-    return [node for node in found if steps[node].kind == "affine"]
 
 
 def give_bias_(layer: nn.Module) -> bool:

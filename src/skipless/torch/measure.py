@@ -16,21 +16,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skipless.core.agreement import Check, Measurement, compare
-from skipless.core.network import Point
-from skipless.core.predict import predict
+from skipless.core.agreement import TOLERANCE, Check, Measurement, demand_something_to_check
+from skipless.core.samples import demand_batch_of_pairs, demand_possible_pairs, stacked
 from skipless.core.solution import Solution
 
 from .draw import draw_
 from .init import Distribution
-from .replay import Array, Replay
+from .replay import Replay
 from .trace import read
-
-TOLERANCE = 0.05  # `check` says why
 
 
 def measure(
@@ -55,15 +51,12 @@ def measure(
     >>> [(node.kind, round(node.q.mean, 5), round(node.c.mean, 5)) for node in found.nodes]
     [('Input', 1.0, 0.25), ('Affine', 1.0, 0.25)]
     """
-    if inputs.dim() < 2 or inputs.shape[0] < 2 or inputs.shape[0] % 2:
-        raise ValueError(
-            f"inputs of shape {tuple(inputs.shape)} were given, but a batch of pairs has an even "
-            "number of samples of one dimension or more. Use pair_inputs, or drop a sample."
-        )
+    demand_batch_of_pairs(tuple(inputs.shape))
     network = model if seeds is None else copy.deepcopy(model)
     with _evaluating(network):
         replay = Replay(read(network, inputs))
-        q, c = _samples(partial(replay, inputs), _draws(network, seeds, draw or _law(model)))
+        draws = _draws(network, seeds, draw or _law(model))
+        q, c = stacked([replay(inputs) for _ in draws])
     return Measurement.of(replay.graph, q, c)
 
 
@@ -108,11 +101,7 @@ def check(
     True
     """
     solution = solution or _solution_of(model)
-    if not cosines or pairs < 1 or not tolerance >= 0.0:
-        raise ValueError(
-            f"cosines={tuple(cosines)}, pairs={pairs} and tolerance={tolerance:g} were asked for; "
-            "a check takes at least one cosine, one pair, and a tolerance of 0 or more."
-        )
+    demand_something_to_check(cosines, pairs, tolerance)
     network = copy.deepcopy(model)
     law = partial(
         draw_, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, distribution=distribution
@@ -122,14 +111,8 @@ def check(
         replay = Replay(read(network, stand_in))
         # Pairs take the place of what layers that normalise the inputs would make of them.
         inputs = _pairs_for(replay, pairs, cosines).to(example)
-        q, c = _samples(partial(replay, stand_in, inputs), _draws(network, seeds, law))
-    comparisons = []
-    for number, cosine in enumerate(cosines):
-        own = slice(number * pairs, (number + 1) * pairs)
-        measured = Measurement.of(replay.graph, q[..., own], c[..., own])
-        points = predict(replay.graph, solution, Point(1.0, cosine))
-        comparisons += compare(points, measured, tolerance, cosine)
-    return Check(tuple(comparisons), tolerance, seeds=q.shape[0], pairs=pairs)
+        samples = stacked([replay(stand_in, inputs) for _ in _draws(network, seeds, law)])
+    return Check.of(replay.graph, solution, samples, cosines, tolerance)
 
 
 def pair_inputs(
@@ -149,15 +132,8 @@ def pair_inputs(
     >>> x.shape, torch.allclose((x[0] * x[1]).mean(dim=0), torch.tensor(-0.5))
     (torch.Size([4, 3, 4, 4]), True)
     """
-    if not -1.0 <= cosine <= 1.0:
-        raise ValueError(f"A pair with a cosine of {cosine:g} was asked for; it is -1 to 1.")
     channels = shape[channel_dim]
-    if channels < 2 and abs(cosine) < 1.0:
-        raise ValueError(
-            f"Pairs with a cosine of {cosine:g} were asked for, but two samples of {channels} "
-            "channel are alike or opposite. Use a cosine of 1 or -1, or "
-            "PerLocationNormalization to make two channels of one."
-        )
+    demand_possible_pairs(cosine, channels, "PerLocationNormalization")
     u, v = torch.randn(2, pairs, channels, dtype=torch.float64, generator=generator)
     u = u / u.norm(dim=1, keepdim=True)
     v = v - (u * v).sum(dim=1, keepdim=True) * u
@@ -203,15 +179,6 @@ def _draws(
     for seed in range(seeds) if isinstance(seeds, int) else seeds:
         draw(model, generator=torch.Generator().manual_seed(seed))
         yield
-
-
-def _samples(run: Callable[[], tuple[Array, Array]], draws: Iterator[None]) -> tuple[Array, Array]:
-    """The q and c values of shape (draws, nodes, pairs)."""
-    samples = [run() for _ in draws]
-    if not samples:
-        raise ValueError("No seed was given. Ask for one or more, such as seeds=10.")
-    q, c = zip(*samples, strict=True)
-    return np.stack(q), np.stack(c)
 
 
 def _pairs_for(replay: Replay, pairs: int, cosines: Sequence[float]) -> Tensor:

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from skipless.core.graph import Sum
+from skipless.core.activations import Array
+from skipless.core.samples import at_nodes
 
 from .operations import operation
 from .reader import Step
 from .trace import Reading
-
-Array = npt.NDArray[np.float64]
 
 _ACT_ON_THE_LAST_DIMENSION = {"linear", "addmm", "mm", "matmul"}
 _RESHAPES = {"view", "reshape", "_unsafe_view", "unflatten"}
@@ -56,20 +53,7 @@ class Replay:
             observer.given[self._tensors[0][0]] = beginning
         # In place, a first operation would overwrite the inputs.
         observer.run(*_arguments(self._program, inputs.clone()))
-        found: dict[int, tuple[Array, Array]] = {}
-        for index in sorted(self.graph.live):
-            if index in self._tensors:
-                tensor, scale = self._tensors[index]
-                q, c = observer.seen[tensor]
-                found[index] = (q / scale**2, c)
-            else:  # a factor that the record applies together with what precedes it
-                node = self.graph.nodes[index]
-                assert isinstance(node, Sum)
-                assert len(node.inputs) == 1
-                q, c = found[node.inputs[0]]
-                found[index] = (q * node.weights[0] ** 2, c)
-        q, c = zip(*found.values(), strict=True)
-        return np.stack(q), np.stack(c)
+        return at_nodes(self.graph, self._tensors, observer.seen)
 
 
 class _Observer(fx.Interpreter):

@@ -10,9 +10,10 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from skipless.core.graph import Graph, Sum
+from skipless.core.conversion import Change, Sums, Term, layers_at_norms
+from skipless.core.graph import Graph
 
-from .layers import give_bias_, layers_at_norms, module_of_layer
+from .layers import give_bias_, module_of_layer
 from .normalize import PerLocationNormalization
 from .operations import called_module, operation, origin, out_of_place
 from .reader import Step
@@ -24,14 +25,6 @@ _DROPOUTS: dict[str, Callable[[float], nn.Module]] = {
     "alpha_dropout": nn.AlphaDropout,
     "feature_alpha_dropout": nn.FeatureAlphaDropout,
 }
-
-
-@dataclass(frozen=True)
-class Change:
-    """One thing that conversion did: what, and to which part of the model."""
-
-    what: str
-    where: str
 
 
 @dataclass(frozen=True)
@@ -67,28 +60,6 @@ def rewrite(
     return Rewritten(writer.new, writer.parts, writer.changes)
 
 
-class _Term:
-    """A term of a sum, perhaps `moved` to before the activation that it comes from."""
-
-    def __init__(
-        self, reading: Reading, tensor: fx.Node, weight: float, node: int, moved: bool
-    ) -> None:
-        self.tensor, self.weight, self.node, self.moved = tensor, weight, node, moved
-        self.moves: list[fx.Node] = []  # between the activation and the sum
-        if moved:
-            while reading.steps[tensor].kind != "activation":
-                if reading.steps[tensor].kind == "move":  # factors and normalisation are removed
-                    self.moves.insert(0, tensor)
-                tensor = reading.steps[tensor].inputs[0]
-            self.source = reading.steps[tensor].inputs[0]
-
-    def reads(self) -> list[fx.Node]:
-        """The recorded nodes that it is made of."""
-        if not self.moved:
-            return [self.tensor]
-        return [self.source, *(a for move in self.moves for a in move.all_input_nodes[1:])]
-
-
 class _Writer:
     def __init__(
         self,
@@ -105,8 +76,7 @@ class _Writer:
             **dict(model.named_parameters(remove_duplicate=False)),
         }
         self.reading = reading
-        self.form = form
-        self.weights = weights
+        self._sums = Sums(reading.steps, reading.graph, form, weights)
         self.activation = activation
         self.names = {
             spec.arg.name: spec.target for spec in reading.program.graph_signature.input_specs
@@ -133,25 +103,13 @@ class _Writer:
         step = self.reading.steps.get(node)
         if step is not None:
             if step.kind == "sum":
-                return [need for term in self._terms(step) for need in term.reads()]
+                terms = self._sums.terms(step)
+                others = [a for t in terms for move in t.moves for a in move.all_input_nodes[1:]]
+                return [*(term.source for term in terms), *others]
             if step.kind in ("norm", "activation", "scale") or self._layer(node):
                 return step.inputs
         now = self.reading.inputs.get(node, {})
         return [now.get(a, a) for a in node.all_input_nodes]
-
-    def _terms(self, step: Step) -> list[_Term]:
-        """The terms of a sum that are left, each with its weight."""
-        before, after = self.reading.graph.nodes[step.node], self.form.nodes[step.node]
-        assert isinstance(before, Sum)
-        assert isinstance(after, Sum)
-        columns = zip(
-            step.inputs, before.inputs, after.inputs, self.weights[step.node], strict=True
-        )
-        return [
-            _Term(self.reading, tensor, weight, was, now != was)
-            for tensor, was, now, weight in columns
-            if weight
-        ]
 
     def _layer(self, node: fx.Node) -> str | None:
         return module_of_layer(node, self.modules, self.names)
@@ -230,7 +188,7 @@ class _Writer:
 
     def _sum(self, node: fx.Node, step: Step) -> None:
         total: fx.Node | None = None
-        for term in self._terms(step):
+        for term in self._sums.terms(step):
             value = self._value(term)
             if total is not None:
                 total = self.new.call_function(torch.add, (total, value), {"alpha": term.weight})
@@ -242,16 +200,10 @@ class _Writer:
                 self._changed("shortcut taken from before the activation", node)
         assert total is not None
         self._written[node] = total
-        recorded = self.reading.graph.nodes[step.node]
-        assert isinstance(recorded, Sum)
-        before, after = (
-            " and ".join(f"{w:.4g}" for w in weights)
-            for weights in (recorded.weights, self.weights[step.node])
-        )
-        if before != after:
-            self._changed(f"sum weighted by {after} in place of {before}", node)
+        if (change := self._sums.reweighted(step)) is not None:
+            self._changed(change, node)
 
-    def _value(self, term: _Term) -> fx.Node:
+    def _value(self, term: Term[fx.Node]) -> fx.Node:
         if not term.moved:
             # The weight of a factor times an activation is for the activation alone.
             bare = term.node == self.reading.steps[term.tensor].node

@@ -19,7 +19,7 @@ from skipless.core.predict import predict
 from skipless.core.rescale import combined, in_residual_form, normalised
 from skipless.core.solution import Solution
 from skipless.core.solve import solve
-from skipless.core.unmixed import dependent_sums, unmixed
+from skipless.core.unmixed import approximations
 from skipless.jax.functions import Function
 from skipless.jax.trace import UnsupportedModelError, trace
 
@@ -109,10 +109,6 @@ def convert(
         lambda: ShapedActivation.from_solution(solution, function),
     )
     drawn = draw(model, solution, rngs, add_biases=bool(removed))
-    approximate = (
-        *(f"activation of unweighted input at {graph.nodes[i].origin}" for i in unmixed(graph)),
-        *(f"sum of dependent terms at {graph.nodes[i].origin}" for i in dependent_sums(graph)),
-    )
     return model, ConversionReport(
         method,
         solution,
@@ -121,7 +117,7 @@ def convert(
         tuple(held),
         tuple(removed),
         drawn.given_biases,
-        approximate,
+        tuple(approximations(graph)),
         drawn.untouched,
     )
 
