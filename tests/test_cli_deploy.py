@@ -114,24 +114,34 @@ def test_the_int8_file_is_a_quantised_one_whose_accuracy_is_reported(of_run: Pat
     assert found["int8"]["top1"] > found["folded"]["top1"] - 0.05
 
 
-def average(folder: Path) -> dict[str, torch.Tensor]:
-    import safetensors.torch
+@pytest.mark.parametrize(
+    ("place", "average", "step", "file"),
+    [
+        ("", False, 33, "model"),
+        ("", True, 33, "average"),
+        ("run.json", False, 33, "model"),
+        ("checkpoints", False, 33, "model"),
+        ("checkpoints", True, 33, "average"),
+        ("checkpoints/step-00000011", False, 11, "model"),
+        ("checkpoints/step-00000011/model.safetensors", False, 11, "model"),
+        ("checkpoints/step-00000011/average.safetensors", False, 11, "average"),
+        ("checkpoints/step-00000011/average.safetensors", True, 11, "average"),
+    ],
+)
+def test_runs_checkpoints_and_files_of_weights_can_be_named(
+    run: Path, place: str, average: bool, step: int, file: str
+) -> None:
+    from safetensors.torch import load_file
 
-    newest = sorted((folder / "checkpoints").iterdir())[-1]
-    return safetensors.torch.load_file(newest / "average.safetensors")
-
-
-def test_a_checkpoint_and_its_average_can_be_named(run: Path) -> None:
     from skipless.experiments.candidates import candidate
 
-    oldest, *_, newest = sorted((run / "checkpoints").iterdir())
-    by_run, by_folder = candidate(str(run), {}), candidate(str(newest), {})
-    weights = [c.model.state_dict()["fc.weight"] for c in (by_run, by_folder)]
-    torch.testing.assert_close(weights[0], weights[1], rtol=0.0, atol=0.0)
-    earlier = candidate(str(oldest / "model.safetensors"), {}).model.state_dict()["fc.weight"]
-    assert not torch.equal(earlier, weights[0])
-    averaged = candidate(str(run), {}, average=True).model.state_dict()["fc.weight"]
-    torch.testing.assert_close(averaged, average(run)["fc.weight"], rtol=0.0, atol=0.0)
+    found = candidate(str(run / place), {}, average=average)
+    wanted = load_file(run / "checkpoints" / f"step-{step:08d}" / f"{file}.safetensors")
+    assert found.model.state_dict().keys() == wanted.keys()
+    for name, tensor in found.model.state_dict().items():
+        torch.testing.assert_close(tensor, wanted[name], rtol=0.0, atol=0.0)
+    assert ("averaged weights" in found.description) == (file == "average")
+    assert found.description.endswith(f"step {step}")
 
 
 def test_a_run_whose_data_are_missing_needs_only_the_shape_of_a_sample(run: Path) -> None:
@@ -155,9 +165,26 @@ class Pair(nn.Module):
         return x, 2.0 * x
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.fc = nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.lstm(x)[0][:, -1])
+
+
 class Undecided(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input) if input.sum() > 0.0 else input
+
+
+def recurrent() -> nn.Module:
+    return Recurrent()
+
+
+def one_sample() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Conv2d(3, 4, 3), torch.zeros(3, 8, 8)
 
 
 def pair() -> nn.Module:
@@ -239,14 +266,45 @@ def test_a_factory_is_deployed_without_a_peer_and_json_is_what_is_printed(
     assert printed["figures"]["folded"]["peak_memory"] == 2 * 4 * (3 * 64 + 4 * 36)
 
 
+def test_where_a_shape_is_not_known_the_report_names_the_operation_and_goes_on(
+    capsys, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "own_networks", sys.modules[__name__])
+    options = ("--input", "5,8", "--seconds", "0", "-o", str(tmp_path))
+    code, out, err = deploy(capsys, "own_networks:recurrent", *options)
+    assert (code, err) == (0, "")
+    found = report(tmp_path)["figures"]["folded"]
+    # PyTorch computes what it reshapes to, which ONNX does not follow.
+    assert set(found["unknown"]) == {"peak_memory"}
+    assert found["unknown"]["peak_memory"].startswith("Reshape node_")
+    assert (found["peak_memory"], found["measured_peak_memory"]) == (None, None)
+    # Of each of 5 steps: 4 gates of 6 units, which read 8 numbers and 6 states; then 2 outputs.
+    assert found["multiply_adds"] == 5 * 4 * 6 * (8 + 6) + 6 * 2
+    assert found["operators"]["LSTM"] == 1
+    assert found["latency"]["1"] > 0.0
+    assert f"unknown: {found['unknown']['peak_memory']}" in out
+    assert "not run: The computed peak of activation memory" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("resnet51",), "ResNets of that depth are not defined"),
+        (("resnet:51",), "ResNets of that depth are not defined"),
         (("resnet",), "The model 'resnet' was asked for"),
-        (("nowhere/run",), "does not exist. Name a network"),
-        (("weights.pt",), "does not exist. Name a network"),
-        (("{here}/a.pt",), "is no checkpoint. Name a network"),
+        (("resnet5",), "Did you mean resnet50"),
+        (("vgg",), "wide_resnet100). See them: skipless models. Or name the folder of a run"),
+        (("nowhere/run",), "nowhere/run, which is not there. Name the folder of a run"),
+        (("weights.pt",), "which is not there. Name the folder of a run"),
+        (("{here}/a.pt",), "a.pt, which is none. Name the folder of a run"),
+        (("",), "but '' was given. Name the folder of a run"),
+        (("{weights}", "--average"), "is not averaged. Leave one of them out"),
+        (("zoo.py:net",), "is written module:name. Write zoo:net, and run from the folder that"),
+        (("a/zoo.py:net",), "is written module:name. Write zoo:net, and run from the folder a"),
+        (("zoo:",), "is written module:name. Write zoo:name"),
+        (("zoo:net",), "(of net in zoo.py it is zoo:net), and run from the folder it is in"),
+        (("own_networks:net",), "has no function or class 'net'. It has "),
+        (("own_networks:one_sample",), "(3, 8, 8), it raises RuntimeError"),
         (("{run}", "--width", "3"), "--width was given, but {run} says that itself"),
         (("{run}", "--data", "cifar10"), "--data was given, but {run} says that itself"),
         (("mlp:3", "--average"), "--average was given, but mlp:3 is no run"),
@@ -260,7 +318,7 @@ def test_a_factory_is_deployed_without_a_peer_and_json_is_what_is_printed(
         (("no_such_package:net",), "importing no_such_package fails"),
         (("own_networks:own",), "--input 3,32,32"),
         (("own_networks:own", "--width", "3"), "own_networks:own makes the network"),
-        (("own_networks:own", "--input", "3,9"), "Give another --input"),
+        (("own_networks:own", "--input", "3,9"), "(2, 3, 9), but raises RuntimeError"),
         (("own_networks:pair", "--input", "8"), "was to return one tensor, but returns tuple"),
         (("own_networks:undecided", "--input", "8"), "was to be read by torch.fx, which failed"),
         (("own_networks:double", "--input", "8"), "hold float32, but has torch.float64"),
@@ -276,7 +334,9 @@ def test_a_mistake_ends_with_one_line_on_stderr_and_code_two(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.pt").write_bytes(b"")
     capsys.readouterr()
-    code, out, err = deploy(capsys, *(a.format(run=run, here=tmp_path) for a in arguments))
+    weights = run / "checkpoints" / "step-00000011" / "model.safetensors"
+    known = {"run": run, "here": tmp_path, "weights": weights}
+    code, out, err = deploy(capsys, *(a.format(**known) for a in arguments))
     assert (code, out) == (2, "")
     assert err.startswith("skipless: ")
     assert err.count("\n") == 1

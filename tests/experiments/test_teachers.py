@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from skipless.cli import main
+from skipless.experiments.candidates import candidate
 from skipless.experiments.configuration import Configuration
 from skipless.experiments.items import ITEMS
 from skipless.experiments.reproduce import reproduced
@@ -93,9 +94,10 @@ def refused(given: Configuration, message: str) -> None:
 
 
 def test_a_teacher_that_is_none_is_named_with_what_to_give(copied: Path, tmp_path: Path) -> None:
-    refused(taught_by(tmp_path / "nothing"), r"nothing, which is not there.*--teacher, name")
+    refused(taught_by(tmp_path / "nothing"), r"--teacher: .*nothing, which is not there. Name")
     (tmp_path / "empty").mkdir()
-    refused(taught_by(tmp_path / "empty"), r"it has no checkpoint.*--teacher, name")
+    refused(taught_by(tmp_path / "empty"), r"--teacher: .*it has no checkpoint. Name")
+    refused(replace(STUDENT, teacher=""), r"--teacher: .* but '' was given. Name")
     refused(replace(STUDENT, teacher=None), r"--teacher-weight was given without a teacher")
     newest = copied / "checkpoints" / "step-00000028"
     refused(taught_by(copied / "metrics.jsonl"), r"metrics.jsonl, which is none")
@@ -103,10 +105,58 @@ def test_a_teacher_that_is_none_is_named_with_what_to_give(copied: Path, tmp_pat
     refused(taught_by(copied), r"step-00000028 is damaged .*average.safetensors is not what")
     (newest / "manifest.json").unlink()
     refused(taught_by(copied), r"step-00000028 is damaged")
-    (copied / "run.json").write_text('{"configuration": null}')
-    refused(taught_by(copied), r"does not say how its network is made")
     (copied / "run.json").unlink()
-    refused(taught_by(copied), r"there is no run.json.*--teacher, name")
+    refused(taught_by(copied), r"--teacher: .*there is no run.json in .*copied, .* Name")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is damaged: "),
+        ('{"configuration": null}', "does not say how its network is made"),
+        ('{"configuration": {"lr": 0.1}}', "does not say how its network is made"),
+        ('{"configuration": {"model": 3}}', "is damaged: model = 3 was given"),
+        ('{"configuration": {"model": "vgg"}}', "is damaged: The model 'vgg' was asked for"),
+        ('{"configuration": {"model": "mlp:3", "activation": "odd"}}', "is that of another netw"),
+    ],
+)
+def test_a_damaged_run_json_is_named_whether_it_is_to_teach_or_to_be_deployed(
+    copied: Path, text: str, message: str
+) -> None:
+    (copied / "run.json").write_text(text)
+    refused(taught_by(copied), rf"copied/run.json {message}.*(Restore it|Name another)")
+    with pytest.raises(ValueError, match=r"copied/run.json .*Restore it"):
+        candidate(str(copied), {})
+
+
+def test_options_of_another_version_are_left_out_with_a_note(copied: Path) -> None:
+    run = json.loads((copied / "run.json").read_text())
+    run["configuration"]["of_tomorrow"] = 1
+    (copied / "run.json").write_text(json.dumps(run))
+    with pytest.warns(UserWarning, match=r"copied/run.json has options .* left out: of_tomorrow"):
+        assert assembled(taught_by(copied), Process()).teacher is not None
+
+
+@pytest.mark.parametrize("place", ["nothing", "empty", "metrics.jsonl", "step-00000028", ""])
+def test_what_is_no_run_is_refused_alike_as_teacher_and_for_deployment(
+    copied: Path, place: str
+) -> None:
+    (copied / "empty").mkdir()
+    shutil.copytree(copied / "checkpoints" / "step-00000028", copied / "step-00000028")
+    named = str(copied / place) if place else ""
+    errors = []
+    for use in (
+        lambda: assembled(replace(STUDENT, teacher=named), Process()),
+        lambda: candidate(named, {}),
+    ):
+        with pytest.raises((ValueError, OSError)) as caught:
+            use()
+        errors.append(str(caught.value))
+    shared = errors[0].removeprefix("--teacher: ")
+    assert (
+        errors[1]
+        == f"{shared} Or name a network (skipless models), or package.module:factory of your own."
+    )
 
 
 def test_a_teacher_of_other_images_or_classes_is_refused(teacher: Path, copied: Path) -> None:
@@ -135,7 +185,7 @@ def test_a_taught_run_that_goes_on_is_the_same_and_its_teacher_may_have_moved(
     cut = Path(shutil.copytree(whole, tmp_path / "cut"))
     shutil.rmtree(Checkpoints(cut).paths()[-1])
     shutil.rmtree(copied)
-    with pytest.raises(FileNotFoundError, match=r"copied, which is not there.*--teacher"):
+    with pytest.raises(FileNotFoundError, match=r"--teacher: .*copied, which is not there"):
         train(given, cut, resume=True, progress=False)
     moved = given.changed({"teacher": str(teacher)})
     train(moved, cut, resume=True, progress=False)

@@ -48,7 +48,7 @@ def test_any_depth_of_an_mlp_and_any_6n_plus_4_of_a_wide_resnet_is_taken() -> No
         ("wide_resnet4", r"Use wide_resnet10\."),
         ("mlp0", r"mlp takes any depth"),
         ("mlp", r"mlp takes any depth"),
-        ("", r"list_models\(\) has the well-known ones"),
+        ("", r"There are resnet18, .*, resnet200; mlp takes any depth"),
     ],
 )
 def test_a_wrong_name_is_told_the_nearest_right_ones(name: str, told: str) -> None:

@@ -655,8 +655,76 @@ def test_an_onnx_file_of_something_else_is_refused(
 
 def test_a_batch_size_that_is_written_out_is_an_error(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(6, 4), trelu(), nn.Unflatten(0, (2, 1)))
-    with pytest.raises(RuntimeError, match=r"batches of any size.*put -1 there"):
+    with pytest.raises(ValueError, match=r"batches of any size.*put -1 there"):
         export_onnx(model, torch.randn(2, 6), tmp_path / "model.onnx")
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(0)
+
+
+class Unbound(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack(torch.unbind(x))
+
+
+def test_a_file_that_takes_one_batch_size_only_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="onnxruntime refuses one of 1"):
+        export_onnx(Unbound(), torch.randn(1, 6), tmp_path / "model.onnx")
+
+
+class One(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(1, 6)
+
+
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+def test_what_fails_while_it_is_exported_is_raised_and_not_logged_beside(tmp_path: Path) -> None:
+    heard, loggers = Heard(), [logging.getLogger(n) for n in ("torch", "torch._guards")]
+    levels = [own.level for own in loggers]
+    for own in loggers:
+        own.addHandler(heard)
+    try:
+        with pytest.raises(RuntimeError, match="could not write it"):
+            deploy.write_onnx(One().eval(), torch.randn(2, 6), tmp_path / "model.onnx")
+    finally:
+        for own in loggers:
+            own.removeHandler(heard)
+    assert heard.records == []
+    assert [own.level for own in loggers] == levels
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "told"),
+    [
+        (nn.Linear(6, 2), (6,), r"example, of shape \(6,\), it raises"),
+        (nn.Conv2d(3, 4, 3), (3, 8, 8), r"example, of shape \(3, 8, 8\), it raises"),
+        (nn.Tanh(), (), r"its example has no dimensions"),
+        (Mean(), (5, 6), r"it gives \(6,\), where the example gives \(6,\)"),
+    ],
+)
+def test_an_example_without_a_batch_is_refused(
+    model: nn.Module, shape: tuple[int, ...], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=rf"{told}.*sample.unsqueeze\(0\)"):
+        export_onnx(model, torch.zeros(shape), tmp_path / "model.onnx")
+
+
+def test_an_example_that_does_not_fit_is_refused_without_a_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ValueError, match=r"Sequential was .* shape \(2, 5\), but cannot read it"):
+        fold(nn.Sequential(nn.Linear(6, 2)), torch.zeros(2, 5))
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", ["onnx", "onnxscript", "onnxruntime"])

@@ -16,7 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from skipless.torch.deploy import export_onnx
 from skipless.torch.footprint import IN_PLACE, best_schedule
-from skipless.torch.onnx_graph import Activation, OnnxGraph, Operation, read_onnx
+from skipless.torch.onnx_graph import (
+    Activation,
+    OnnxGraph,
+    Operation,
+    UnknownShapeError,
+    read_onnx,
+)
 from skipless.torch.onnx_plain import rewrite_pools
 from skipless.torch.onnx_steps import measured_peak, output, session
 
@@ -172,6 +178,36 @@ def test_a_mean_over_all_locations_becomes_a_pool(axes, keep, kinds, tmp_path: P
     assert graph.kinds == kinds
     expected = batch.mean(tuple(axes), keepdims=bool(keep))
     np.testing.assert_allclose(output(session(path), batch), expected, atol=1e-6)
+
+
+def test_where_a_shape_is_not_known_no_schedule_is_made_up(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["n"], "where"),  # as many columns as numbers
+        helper.make_node("Cast", ["n"], ["c"], to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["c", "w"], ["m"], "product"),
+        helper.make_node("ReduceSum", ["m"], ["s"], keepdims=0),
+        helper.make_node("Add", ["x", "s"], ["y"]),
+    ]
+    weights = {"w": np.ones((6, 1), np.float32)}
+    graph, _ = read_onnx(saved(tmp_path / "m.onnx", nodes, weights, (3,), (3,)), 2)
+    assert graph.kinds == dict.fromkeys(("NonZero", "Cast", "MatMul", "ReduceSum", "Add"), 1)
+    with pytest.raises(UnknownShapeError, match="those of NonZero where depend"):
+        best_schedule(graph)
+    with pytest.raises(UnknownShapeError, match="those of MatMul product depend"):
+        _ = graph.multiply_adds
+
+
+def test_a_tensor_of_unknown_rank_is_not_taken_for_a_scalar(tmp_path: Path) -> None:
+    reshape = helper.make_node("Reshape", ["x", "sizes"], ["r"], "to")
+    total = helper.make_node("ReduceSum", ["r"], ["s"], keepdims=0)
+    add = helper.make_node("Add", ["x", "s"], ["y"])
+    cast = helper.make_node("Cast", ["x"], ["c"], to=TensorProto.INT64)
+    some = helper.make_node("Compress", ["c", "which"], ["sizes"])
+    which = {"which": np.array([True, False])}
+    path = saved(tmp_path / "m.onnx", [cast, some, reshape, total, add], which, (2,), (2,))
+    with pytest.raises(UnknownShapeError):
+        best_schedule(read_onnx(path, 1)[0])
+    assert "r" not in read_onnx(path, 1)[0].activations
 
 
 class Mixed(nn.Module):

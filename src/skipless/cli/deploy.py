@@ -61,9 +61,10 @@ def deploy(
 ) -> int:
     """Write MODEL_OR_CHECKPOINT as a plain ONNX file, and report what it takes on a device.
 
-    MODEL_OR_CHECKPOINT is the folder of a run of skipless train or one of its checkpoints, a name
-    of skipless models with the options of training, or package.module:factory of your own. Without
-    data, samples are 3x224x224 for a resnet, 3x32x32 for others.
+    MODEL_OR_CHECKPOINT is the folder of a run of skipless train, one of its checkpoints or a file
+    of weights in one, a name of skipless models with the options of training, or
+    package.module:factory of your own. Without data, samples are 3x224x224 for a resnet, 3x32x32
+    for others.
 
     Constants and BatchNorms are folded into weights. The file takes batches of any size, and is
     compared with the network in onnxruntime. The report has parameters, multiply-adds, peak

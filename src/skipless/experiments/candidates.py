@@ -5,35 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from skipless.models import create_model
-from skipless.models.names import parsed
+from skipless.models.names import Family, parsed
 from skipless.record import RUN, Record
+from skipless.torch.deploy import demand_batch
 from skipless.torch.normalize import normalize_per_sample
 from skipless.train.arrays import ArraySplit
 from skipless.train.checkpoint import (
-    FOLDER,
+    AVERAGE,
     MODEL,
-    Checkpoint,
-    Checkpoints,
-    read_checkpoint,
+    TrainedWeights,
+    expanded,
+    run_and_checkpoint,
+    trained_weights,
 )
 from skipless.train.data import Data, load_data
 
 from .configuration import NETWORK, Configuration
 from .factories import imported, made
 from .methods import flag
+from .stored import stored_configuration
 from .training import network, normalization
 
 Shape = tuple[int, ...]
 
 _FITS_A_RUN = ("data_folder", "validation_size")
-_WHAT = (
-    "Name a network (skipless models), the folder of a run of skipless train or one of its "
-    "checkpoints, or package.module:factory of your own"
+_OR_A_NETWORK = "Or name a network (skipless models), or package.module:factory of your own."
+_OR_A_RUN = (
+    "See them: skipless models. Or name the folder of a run of skipless train, one of its "
+    "checkpoints, or package.module:factory of your own."
 )
 
 
@@ -88,20 +93,18 @@ def candidate(
     `shape`, that of a sample, is for a network without data, and `average` asks for the moving
     average of a run's weights.
     """
-    path = Path(what)
+    path = expanded(what)
     if average and not path.exists():
         raise ValueError(f"--average was given, but {what} is no run. Leave it out.")
     if _is_name(what) and not (path / RUN).is_file():
         return _by_name(what, given, shape)
     if path.exists():
-        return _of_run(path, given, shape, average)
-    module, colon, function = what.partition(":")
-    if colon and module and function and "/" not in what:
+        return _of_run(what, given, shape, average)
+    if _is_factory(what):
         return _own(what, given, shape)
     if "/" in what or path.suffix:
-        raise FileNotFoundError(f"{what} was to be deployed, which does not exist. {_WHAT}.")
-    parsed(what)
-    raise AssertionError("parsed tells what is wrong with a name")
+        return _of_run(what, given, shape, average)  # which tells that it is not there
+    raise ValueError(f"{_misnamed(what)} {_OR_A_RUN}")
 
 
 def peer(given: Candidate, against: str | None) -> Candidate | str:
@@ -115,7 +118,7 @@ def peer(given: Candidate, against: str | None) -> Candidate | str:
     if against is None and _is_standard(own):
         return "this is the network with BatchNorm itself; name another one by --against"
     name = against or own.model
-    if not _is_name(name) and ":" in name:
+    if _is_factory(name):
         return replace(_own(name, {}, given.shape), description=f"{name}, folded")
     with torch.no_grad():
         outputs = given.model.eval()(given.examples(1))
@@ -139,11 +142,21 @@ def _is_standard(given: Configuration) -> bool:
 
 
 def _is_name(what: str) -> bool:
+    return _misnamed(what) is None
+
+
+def _misnamed(what: str) -> str | None:
+    """What is wrong with the name of a network, if something is."""
     try:
         parsed(what)
-    except ValueError:
-        return False
-    return True
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _is_factory(what: str) -> bool:
+    module, colon, _ = what.partition(":")
+    return bool(colon) and module not in get_args(Family)
 
 
 def _by_name(what: str, given: Mapping[str, object], shape: Shape | None) -> Candidate:
@@ -170,23 +183,18 @@ def _by_name(what: str, given: Mapping[str, object], shape: Shape | None) -> Can
 
 
 def _of_run(
-    path: Path, given: Mapping[str, object], shape: Shape | None, average: bool
+    what: str, given: Mapping[str, object], shape: Shape | None, average: bool
 ) -> Candidate:
-    run, checkpoint = _checkpoint(path)
-    weights = checkpoint.average if average else checkpoint.weights
-    if weights is None:
-        raise ValueError(
-            f"The moving average of {path} was asked for, but the run has none. Leave --average "
-            "out, or train with --average 0.999."
-        )
+    try:
+        run, checkpoint = run_and_checkpoint(what)
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"{error} {_OR_A_NETWORK}") from None
+    weights, averaged = _weights(what, checkpoint, average)
     for name in given:
         if name not in _FITS_A_RUN:
-            raise ValueError(f"{flag(name)} was given, but {run} says that itself. Leave it out.")
-    stored = Record.read(run).run.get("configuration")
-    if not isinstance(stored, dict):
-        raise ValueError(f"{run / RUN} has no configuration, so the network is not known.")
-    configuration = Configuration.of(stored, given)
-    classes, data, lacking = len(weights["fc.weight"]), None, ""
+            raise ValueError(f"{flag(name)} was given, but {what} says that itself. Leave it out.")
+    configuration = Configuration.of(stored_configuration(Record.read(run)).as_mapping(), given)
+    classes, data, lacking = len(weights.tensors.get("fc.weight", ())), None, ""
     try:
         data = _loaded(configuration)
         shape, classes = data.shape, data.num_classes
@@ -194,22 +202,23 @@ def _of_run(
         lacking = f"the data of the run are not here: {' '.join(str(error).split())}"
         if shape is None:
             raise ValueError(
-                f"{run} was to be deployed, but {lacking} Name --data-folder, or give the shape of "
-                "a sample, such as --input 3,32,32, to do without them."
+                f"{what} was to be deployed, but {lacking} Name --data-folder, or give the shape "
+                "of a sample, such as --input 3,32,32, to do without them."
             ) from error
     shape = _image_shape(shape)
-    model = network(configuration, shape, classes)
     try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
+        model = network(configuration, shape, classes)
+        model.load_state_dict(weights.tensors)
+    except (RuntimeError, ValueError) as error:
         raise ValueError(
-            f"The weights of {path} do not fit the network that {run / RUN} describes: "
-            f"{' '.join(str(error).split())[:300]}"
+            f"The weights of {what} do not fit the network that {run / RUN} describes for samples "
+            f"of {'x'.join(map(str, shape))}: {' '.join(str(error).split())[:300].rstrip('.')}. "
+            "Restore it, or name another run."
         ) from error
     return Candidate(
         configuration.model,
-        f"{configuration.model}{_form(configuration)}, {'averaged ' * average}weights of {run}, "
-        f"step {checkpoint.step}",
+        f"{configuration.model}{_form(configuration)}, {'averaged ' * averaged}weights of {what}, "
+        f"step {weights.step}",
         model,
         _seen(configuration, shape),
         data,
@@ -243,7 +252,6 @@ def _own(what: str, given: Mapping[str, object], shape: Shape | None) -> Candida
 
 
 def _demand_one_output(what: str, model: nn.Module, example: Tensor, data: Data | None) -> None:
-    shape = ",".join(map(str, example.shape[1:]))
     types = {example.dtype, *(p.dtype for p in model.parameters())} - {torch.float32}
     if types:
         raise ValueError(
@@ -255,14 +263,16 @@ def _demand_one_output(what: str, model: nn.Module, example: Tensor, data: Data 
             outputs = model(example)
     except Exception as error:
         raise ValueError(
-            f"{what} was called with samples of {shape}, but raises {type(error).__name__}: "
-            f"{error}. Give another --input, if that is not their shape."
+            f"{what} was called with a batch of shape {tuple(example.shape)}, but raises "
+            f"{type(error).__name__}: {error}. Its first dimension is that of the batch. Give "
+            "another --input, if the others are not the shape of a sample."
         ) from error
     if not isinstance(outputs, Tensor):
         raise ValueError(
             f"{what} was to return one tensor, but returns {type(outputs).__name__}. Wrap it in a "
             "module that does."
         )
+    demand_batch(model, example, what)
     if data is not None and outputs.shape[1:] != (data.num_classes,):
         raise ValueError(
             f"{what} was to tell the {data.num_classes} classes of {data.name}, but a sample's "
@@ -270,18 +280,19 @@ def _demand_one_output(what: str, model: nn.Module, example: Tensor, data: Data 
         )
 
 
-def _checkpoint(path: Path) -> tuple[Path, Checkpoint]:
-    """The run, and its newest checkpoint or that in the folder `path`."""
-    if (path / RUN).is_file():
-        newest = Checkpoints(path).newest()
-        if newest is None:
-            raise FileNotFoundError(f"{path} was to be deployed, but has no whole checkpoint.")
-        return path, newest
-    folder = path.parent if path.name == MODEL else path
-    run = folder.absolute().parent.parent
-    if folder.absolute().parent.name != FOLDER or not (run / RUN).is_file():
-        raise ValueError(f"{path} was to be deployed, but is no checkpoint. {_WHAT}.")
-    return run, read_checkpoint(folder)
+def _weights(what: str, checkpoint: Path, average: bool) -> tuple[TrainedWeights, bool]:
+    """Those of a checkpoint, or of the file in it that was named; and whether they are averaged."""
+    if checkpoint.is_dir():
+        checkpoint /= AVERAGE if average else MODEL
+    elif average and checkpoint.name == MODEL:
+        raise ValueError(f"--average was given, but {what} is not averaged. Leave one of them out.")
+    averaged = checkpoint.name == AVERAGE
+    if averaged and not checkpoint.is_file():
+        raise ValueError(
+            f"The moving average of {what} was asked for, but the run has none. Leave --average "
+            "out, or train with --average 0.999."
+        )
+    return trained_weights(checkpoint), averaged
 
 
 def _demanded_data(

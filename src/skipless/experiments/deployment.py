@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from skipless.torch.deploy import demand_onnx, export_onnx, fold, write_onnx
 from skipless.torch.footprint import best_schedule
 from skipless.torch.int8 import quantize_int8
 from skipless.torch.latency import latencies
-from skipless.torch.onnx_graph import read_onnx
+from skipless.torch.onnx_graph import OnnxGraph, UnknownShapeError, read_onnx
 from skipless.torch.onnx_steps import measured_peak, output, session
 from skipless.train.process import cores
 
@@ -47,7 +47,8 @@ class Figures:
     """What one file takes: bytes, and seconds by the number of threads.
 
     `peak_memory` is computed from the graph, `measured_peak_memory` counted in a run. Of a
-    quantised file there is neither, for its graph is written for float32.
+    quantised file there is neither, for its graph is written for float32. For what else is None,
+    `unknown` has the operation whose shapes are not known.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Figures:
     peak_memory: int | None = None
     measured_peak_memory: int | None = None
     best_order: bool = False
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -208,10 +210,20 @@ class _Files:
         )
         if kind == INT8:
             return figures
-        schedule = best_schedule(graph)
+        return self._with_counts(figures, graph, path)
+
+    def _with_counts(self, figures: Figures, graph: OnnxGraph, path: Path) -> Figures:
+        """The figures with what follows from the shapes in a graph, as far as they are known."""
+        try:
+            figures = replace(figures, multiply_adds=graph.multiply_adds)
+        except UnknownShapeError as error:
+            figures = replace(figures, unknown={"multiply_adds": error.node})
+        try:
+            schedule = best_schedule(graph)
+        except UnknownShapeError as error:
+            return replace(figures, unknown={**figures.unknown, "peak_memory": error.node})
         return replace(
             figures,
-            multiply_adds=graph.multiply_adds,
             peak_memory=schedule.peak,
             measured_peak_memory=measured_peak(path, schedule, self.batch.numpy()),
             best_order=schedule.optimal,

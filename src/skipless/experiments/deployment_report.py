@@ -50,7 +50,7 @@ def deployment_section(given: Deployment) -> Section:
     return Section(
         "deployment",
         given.description,
-        " ".join([*left_out, *_not_folded(given.remaining)]),
+        " ".join([*left_out, *_not_folded(given.remaining), *_not_known(given)]),
         ["", *(given.figures[kind].name for kind in kinds)],
         [[label, *(cell(given, kind) for kind in kinds)] for label, cell in _rows(given)],
         list(_verdicts(given)),
@@ -68,8 +68,11 @@ def _rows(given: Deployment) -> Iterator[tuple[str, Cell]]:
     """Labels, and what a file has there; a dash where it has nothing."""
     of = lambda number: lambda d, kind: number(d.figures[kind])
     yield "parameters", of(lambda f: f"{f.parameters:,}")
-    yield "multiply-adds", of(lambda f: _count(f.multiply_adds))
-    yield "peak activation memory", of(lambda f: _megabytes(f.peak_memory))
+    yield "multiply-adds", of(lambda f: _unknown(f, "multiply_adds") or _count(f.multiply_adds))
+    yield (
+        "peak activation memory",
+        of(lambda f: _unknown(f, "peak_memory") or _megabytes(f.peak_memory)),
+    )
     yield "  measured", of(lambda f: _megabytes(f.measured_peak_memory))
     for threads in given.figures[FOLDED].latency:
         label = f"latency, {threads} thread{'s' * (threads > 1)}"
@@ -100,11 +103,7 @@ def _verdicts(given: Deployment) -> Iterator[Verdict]:
         not given.remaining,
         f"What is left: {', '.join(folded.operators)}.",
     )
-    yield Verdict(
-        "The computed peak of activation memory is what a run takes, to within 1 %.",
-        all(_confirmed(f) for f in given.figures.values()),
-        "" if folded.best_order else "The order is the file's own; there are too many to search.",
-    )
+    yield _memory_verdict(given)
     if other is not None and folded.peak_memory is not None and other.peak_memory:
         saved = 1.0 - folded.peak_memory / other.peak_memory
         yield Verdict(
@@ -127,6 +126,28 @@ def _verdicts(given: Deployment) -> Iterator[Verdict]:
         yield Verdict("INT8 loses no more than one point of top-1 accuracy.", None, "")
 
 
+def _memory_verdict(given: Deployment) -> Verdict:
+    claim = "The computed peak of activation memory is what a run takes, to within 1 %."
+    unknown = [f.name for f in given.figures.values() if "peak_memory" in f.unknown]
+    if unknown:
+        return Verdict(claim, None, f"It is not known: {', '.join(unknown)}.")
+    best = given.figures[FOLDED].best_order
+    return Verdict(
+        claim,
+        all(_confirmed(f) for f in given.figures.values()),
+        "" if best else "The order is the file's own; there are too many to search.",
+    )
+
+
+def _not_known(given: Deployment) -> list[str]:
+    if not any(figures.unknown for figures in given.figures.values()):
+        return []
+    return [
+        "What is unknown could not be computed: at the operation that is named, shapes depend on "
+        "more than the shape of the input."
+    ]
+
+
 def _not_folded(remaining: tuple[str, ...]) -> list[str]:
     more = f" And {len(remaining) - 1} more like it." if len(remaining) > 1 else ""
     return [f"Not folded: {remaining[0]}.{more}"] if remaining else []
@@ -145,6 +166,10 @@ def _ratio(given: Deployment, kind: str, threads: int) -> str:
 
 def _share(given: Deployment, kind: str, name: str) -> str:
     return f"{getattr(given.accuracy[kind], name):.2%}" if kind in given.accuracy else "-"
+
+
+def _unknown(figures: Figures, name: str) -> str | None:
+    return f"unknown: {figures.unknown[name]}" if name in figures.unknown else None
 
 
 def _count(number: int | None) -> str:

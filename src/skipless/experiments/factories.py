@@ -14,6 +14,7 @@ from torch import Tensor, nn
 def imported(path: str) -> Callable[..., object]:
     """What `package.module:factory` names, with the current folder among those searched."""
     module_name, _, name = path.partition(":")
+    _demand_form(path, module_name, name)
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -21,7 +22,8 @@ def imported(path: str) -> Callable[..., object]:
     except Exception as error:
         raise ValueError(
             f"{path} was asked for, but importing {module_name} fails: "
-            f"{type(error).__name__}: {error}. Check the name, and run from the folder it is in."
+            f"{type(error).__name__}: {error}. Check the name (of {name} in {module_name}.py it is "
+            f"{path}), and run from the folder it is in."
         ) from error
     factory: object = module
     for part in name.split("."):
@@ -29,9 +31,20 @@ def imported(path: str) -> Callable[..., object]:
     if not callable(factory):
         raise ValueError(
             f"{path} was asked for, but {module_name} has no function or class {name!r}. It has "
-            f"{', '.join(_callables(module)) or 'none'}."
+            f"{', '.join(_callables(module)) or 'none'}. Write one as {module_name}:name."
         )
     return factory
+
+
+def _demand_form(path: str, module: str, name: str) -> None:
+    file = Path(module)
+    if module and name and file.name == module and file.suffix != ".py":
+        return
+    place = f"the folder {file.parent}" if file.name != module else "the folder that it is in"
+    raise ValueError(
+        f"{path} was asked for, but a function or class of your own is written module:name. Write "
+        f"{file.name.removesuffix('.py') or 'module'}:{name or 'name'}, and run from {place}."
+    )
 
 
 def _callables(module: object) -> list[str]:

@@ -10,13 +10,14 @@ from pathlib import Path
 from torch import nn
 
 from skipless.record import RUN, Json, Record
-from skipless.train.checkpoint import TrainedWeights, run_and_checkpoint, trained_weights
+from skipless.train.checkpoint import run_and_checkpoint, trained_weights
 from skipless.train.data import Data
 from skipless.train.process import Process
 from skipless.train.teacher import Teacher
 
-from .configuration import Configuration, option_types
+from .configuration import Configuration
 from .methods import flag
+from .stored import stored_configuration
 
 Network = Callable[[Configuration, tuple[int, int, int], int], nn.Module]
 
@@ -40,18 +41,18 @@ def teacher_of(
         _demand_unused(given)
         return None
     try:
-        run, checkpoint = run_and_checkpoint(Path(given.teacher))
-        record = Record.read(run)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{error} For --teacher, name the folder of a run by skipless train, or one of its "
-            "checkpoints."
-        ) from None
-    own = _configuration(record)
+        run, checkpoint = run_and_checkpoint(given.teacher)
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"--teacher: {error}") from None
+    record = Record.read(run)
+    own = stored_configuration(record)
     _demand_fitting(given, own, record, data)
     weights = trained_weights(checkpoint)
-    model = network(own, data.shape, data.num_classes)
-    _load(model, weights, checkpoint)
+    try:
+        model = network(own, data.shape, data.num_classes)
+        model.load_state_dict(weights.tensors)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(_unfit(checkpoint, run, error)) from None
     if own.data != given.data and process.leads:
         warnings.warn(
             f"the teacher in {run} was trained on {own.data}, and is asked about {given.data}: "
@@ -89,17 +90,6 @@ def _demand_unused(given: Configuration) -> None:
             )
 
 
-def _configuration(record: Record) -> Configuration:
-    """That of the teacher's run, which may be of a version with other options."""
-    own = record.run.get("configuration")
-    if not isinstance(own, dict) or "model" not in own:
-        raise ValueError(
-            f"A teacher was looked for in {record.folder}, whose {RUN} does not say how its "
-            "network is made. Name a run by skipless train."
-        )
-    return Configuration.of({k: v for k, v in own.items() if k in option_types()})
-
-
 def _demand_fitting(given: Configuration, own: Configuration, record: Record, data: Data) -> None:
     """Raise if teacher and student do not see the same images, or do not know the same classes."""
     shape = record.run.get("shape", list(data.shape))  # which older runs do not tell
@@ -118,12 +108,9 @@ def _demand_fitting(given: Configuration, own: Configuration, record: Record, da
             )
 
 
-def _load(model: nn.Module, weights: TrainedWeights, checkpoint: Path) -> None:
-    try:
-        model.load_state_dict(weights.tensors)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"The teacher in {checkpoint} does not fit these images and classes, or its {RUN} is "
-            f"that of another network: {reason[:300]}. Name another one."
-        ) from None
+def _unfit(checkpoint: Path, run: Path, error: Exception) -> str:
+    reason = " ".join(str(error).split())[:300].rstrip(".")
+    return (
+        f"The teacher in {checkpoint} does not fit these images and classes, or {run / RUN} is "
+        f"that of another network: {reason}. Name another one."
+    )

@@ -58,7 +58,8 @@ def parsed(name: str) -> tuple[Family, int]:
 def _advice(name: str) -> str:
     close = difflib.get_close_matches(name, _WELL_KNOWN, n=3)
     meant = f"Did you mean {' or '.join(close)}? " if close else ""
+    resnets = ", ".join(name for name in _WELL_KNOWN if name.startswith("resnet"))
     return (
-        f"{meant}list_models() has the well-known ones; mlp takes any depth (mlp50), and "
-        "wide_resnet any depth 6n + 4 (wide_resnet100)."
+        f"{meant}There are {resnets}; mlp takes any depth (mlp50), and wide_resnet any depth "
+        "6n + 4 (wide_resnet100)."
     )

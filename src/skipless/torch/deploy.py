@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import logging
 import tempfile
 import warnings
@@ -61,8 +62,7 @@ def fold(model: nn.Module, example: Tensor | None = None) -> fx.GraphModule:
     """
     traced = _traced(model)
     if example is not None:
-        with torch.no_grad():
-            ShapeProp(traced).propagate(example)
+        _note_shapes(traced, example)
     _write_out_of_place(traced)
     norms = absorb_batch_norms_(traced)
     roles = read_roles(traced)
@@ -91,9 +91,39 @@ def export_onnx(model: nn.Module, example: Tensor, path: str | Path) -> Path:
     return path
 
 
+def demand_batch(model: nn.Module, example: Tensor, name: str) -> None:
+    """Raise if the first dimension of `example` is not a batch of samples to `model`.
+
+    Then twice the samples would give twice the numbers.
+    """
+    asked = f"{name} was to read batches of any size, but "
+    do = (
+        "The first dimension is to be the batch: of one sample give sample.unsqueeze(0). If the "
+        "network has a batch size written out, as in `view(2, 4)`, put -1 there."
+    )
+    if example.ndim == 0:
+        raise ValueError(f"{asked}its example has no dimensions. {do}")
+    shape = tuple(example.shape)
+    with torch.no_grad():
+        once = model(example)
+        try:
+            twice = model(torch.cat([example, example]))
+        except Exception as error:
+            raise ValueError(
+                f"{asked}of twice its example, of shape {shape}, it raises "
+                f"{type(error).__name__}: {error}. {do}"
+            ) from error
+    if twice.numel() != 2 * once.numel():
+        raise ValueError(
+            f"{asked}of twice its example, of shape {shape}, it gives {tuple(twice.shape)}, where "
+            f"the example gives {tuple(once.shape)}. {do}"
+        )
+
+
 def _verified(model: nn.Module, example: Tensor, path: Path) -> Path:
     onnxruntime = demand_onnx()
     evaluated = copy.deepcopy(model).eval()
+    demand_batch(evaluated, example, type(model).__name__)
     twice = torch.cat([example, example])  # a batch of 1 would be taken for a constant
     write_onnx(fold(model, example), twice, path)
     rewrite_pools(path)
@@ -102,7 +132,14 @@ def _verified(model: nn.Module, example: Tensor, path: Path) -> Path:
     for batch in (example, twice):
         with torch.no_grad():
             expected = evaluated(batch).cpu()
-        found = torch.from_numpy(session.run(None, {name: batch.cpu().numpy()})[0])
+        try:
+            found = torch.from_numpy(session.run(None, {name: batch.cpu().numpy()})[0])
+        except Exception as refused:  # the classes of onnxruntime's errors have no other base
+            raise RuntimeError(
+                f"{path.name} was to read batches of any size, but onnxruntime refuses one of "
+                f"{len(batch)}: {refused}. Take operations that count the samples, such as "
+                "`unbind`, out of the network."
+            ) from refused
         error, largest = (float(t.abs().max()) for t in (found - expected, expected))
         if not error <= _TOLERANCE * largest:
             raise RuntimeError(
@@ -129,9 +166,10 @@ def write_onnx(model: nn.Module, batch: Tensor, path: Path) -> None:
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
-        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        lines = [line.strip() for line in str(error.__cause__ or error).splitlines()]
+        reason = " ".join(line for line in lines if line)[:300]
         raise RuntimeError(
-            f"{path} was to hold the network for batches of any size, but torch.onnx could "
+            f"{path.name} was to hold the network for batches of any size, but torch.onnx could "
             f"not write it: {reason}. If a batch size is written out in the network, as in "
             "`view(2, 4)`, put -1 there; if an operation is unknown to ONNX, take another."
         ) from error
@@ -159,6 +197,19 @@ def _traced(model: nn.Module) -> fx.GraphModule:
             "input's values or shape out of `forward`."
         ) from error
     return fx.GraphModule(tracer.root, graph, type(model).__name__)
+
+
+def _note_shapes(traced: fx.GraphModule, example: Tensor) -> None:
+    try:
+        # ShapeProp prints the traceback of what it raises.
+        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
+            ShapeProp(traced).propagate(example)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{type(traced).__name__} was to be folded with an example of shape "
+            f"{tuple(example.shape)}, but cannot read it: {error.__cause__ or error}. Give it a "
+            "batch of samples."
+        ) from error
 
 
 class _Tracer(fx.Tracer):
@@ -219,16 +270,22 @@ def _make_functional(model: fx.GraphModule, node: fx.Node) -> None:
 
 @contextlib.contextmanager
 def _quiet_export() -> Iterator[None]:
-    """Keep what PyTorch says of its own parts, and not of the model, to itself."""
-    registry = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = registry.level
-    registry.setLevel(logging.ERROR)  # that torchvision is not installed
+    """Keep what PyTorch says of its own parts to itself; what fails is raised as well."""
+    names = (name for name in tuple(logging.root.manager.loggerDict) if name.startswith("torch."))
+    loggers = [logging.getLogger(name) for name in ("torch", *names)]
+    # Those that someone turned up, as by TORCH_LOGS, are wanted.
+    levels = {own: own.level for own in loggers if not 0 < own.level < logging.WARNING}
+    for own in levels:
+        own.setLevel(logging.CRITICAL + 1)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
+            # Of an LSTM, which lists its weights anew; the file is verified.
+            warnings.filterwarnings("ignore", "The tensor attribute.* assigned during export")
             yield
     finally:
-        registry.setLevel(level)
+        for own, level in levels.items():
+            own.setLevel(level)
 
 
 def demand_onnx() -> ModuleType:

@@ -62,6 +62,7 @@ def best_schedule(graph: OnnxGraph, most_states: int = _MOST_STATES) -> Schedule
     >>> best_schedule(OnnxGraph((*first, *last), tensors, ("x",), ("y",)))
     Schedule(order=(0, 1, 2, 3), peak=11, worst=1, optimal=True)
     """
+    graph.demand_shapes()
     memory = Memory(graph)
     ties = count()
     start = _State(0, memory.held_at_first, memory.ready_at_first, None)

@@ -25,13 +25,14 @@ def quantize_int8(path: Path, output: Path, batches: Iterable[np.ndarray]) -> Pa
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    with tempfile.TemporaryDirectory() as folder, _quiet():
-        prepared = Path(folder) / "prepared.onnx"
+    # Beside the output, whose place it takes when it is whole.
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".unfinished-") as folder, _quiet():
+        prepared, written = Path(folder) / "prepared.onnx", Path(folder) / output.name
         # Shapes are in the file already, as PyTorch's exporter wrote them.
         quant_pre_process(path, prepared, skip_symbolic_shape=True)
         quantization.quantize_static(
             prepared,
-            output,
+            written,
             _reader(path, batches),
             quant_format=quantization.QuantFormat.QDQ,
             per_channel=True,
@@ -39,6 +40,7 @@ def quantize_int8(path: Path, output: Path, batches: Iterable[np.ndarray]) -> Pa
             weight_type=quantization.QuantType.QUInt8,
             extra_options={"WeightSymmetric": True},
         )
+        written.replace(output)
     return output
 
 

@@ -32,19 +32,37 @@ class Activation:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+class UnknownShapeError(ValueError):
+    """A number was asked for that depends on a shape which the file does not tell."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__(
+            f"The shapes of all activations were asked for, but those of {node} depend on more "
+            "than the shape of the input. Make them fixed."
+        )
+        self.node = node
+
+
 @dataclass(frozen=True)
 class Operation:
-    """A node of the file: the activations that it reads and writes, by name."""
+    """A node of the file: the activations that it reads and writes, by name.
+
+    `multiply_adds` is None if they depend on shapes that the file does not tell.
+    """
 
     kind: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    multiply_adds: int = 0
+    multiply_adds: int | None = 0
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """Everything that depends on the input, for batches of one size."""
+    """Everything that depends on the input, for batches of one size.
+
+    `activations` are those whose shape is known.
+    """
 
     operations: tuple[Operation, ...]
     activations: Mapping[str, Activation]
@@ -58,8 +76,19 @@ class OnnxGraph:
 
     @cached_property
     def multiply_adds(self) -> int:
-        """Of convolutions and matrix products; those of additions and activations do not count."""
-        return sum(operation.multiply_adds for operation in self.operations)
+        """Of convolutions, matrix products and recurrent layers' own; sums do not count."""
+        total = 0
+        for operation in self.operations:
+            if operation.multiply_adds is None:
+                raise UnknownShapeError(f"{operation.kind} {operation.name}")
+            total += operation.multiply_adds
+        return total
+
+    def demand_shapes(self) -> None:
+        """Raise if the shape of an activation is not known."""
+        for operation in self.operations:
+            if not set(operation.writes) <= set(self.activations):
+                raise UnknownShapeError(f"{operation.kind} {operation.name}")
 
 
 def read_onnx(path: Path, batch_size: int = 1) -> tuple[OnnxGraph, onnx.ModelProto]:
@@ -89,30 +118,26 @@ def _shapes(path: Path, batch_size: int) -> dict[str, Activation]:
             onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type),
         )
         for value in (*inferred.input, *inferred.output, *inferred.value_info)
-        if all(size.HasField("dim_value") for size in value.type.tensor_type.shape.dim)
+        if value.type.tensor_type.HasField("shape")  # which a scalar has, too
+        and all(size.HasField("dim_value") for size in value.type.tensor_type.shape.dim)
     }
 
 
 def _graph(model: onnx.ModelProto, shapes: Mapping[str, Activation]) -> OnnxGraph:
     graph = model.graph
     constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    sizes = {**{name: known.shape for name, known in shapes.items()}, **constants}
     inputs = tuple(value.name for value in graph.input if value.name not in constants)
     known, operations = set(inputs), []
     for node in nodes(model):
         reads = tuple(dict.fromkeys(name for name in node.input if name in known))
         writes = tuple(name for name in node.output if name)
         known |= set(writes)
-        if missing := [name for name in (*reads, *writes) if name not in shapes]:
-            raise ValueError(
-                f"The shapes of all activations were asked for, but that of {missing[0]}, at a "
-                f"{node.op_type}, depends on more than the shape of the input. Make it fixed."
-            )
-        sizes = {**constants, **{name: shapes[name].shape for name in known}}
-        operations.append(Operation(node.op_type, reads, writes, _multiply_adds(node, sizes)))
+        count = _multiply_adds(node, sizes)
+        operations.append(Operation(node.op_type, reads, writes, count, node.name or writes[0]))
     outputs = tuple(value.name for value in graph.output)
-    return OnnxGraph(
-        tuple(operations), {name: shapes[name] for name in sorted(known)}, inputs, outputs
-    )
+    activations = {name: shapes[name] for name in sorted(known & set(shapes))}
+    return OnnxGraph(tuple(operations), activations, inputs, outputs)
 
 
 def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -125,18 +150,23 @@ def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
             yield node
 
 
-def _multiply_adds(node: onnx.NodeProto, sizes: Mapping[str, tuple[int, ...]]) -> int:
-    if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
-        return 0
-    first, second = (sizes.get(name, ()) for name in node.input[:2])
-    written = math.prod(sizes[node.output[0]])
-    match node.op_type:
-        case "Conv":  # of weights (outputs, inputs of a group, *kernel)
-            return written * math.prod(second[1:])
-        case "ConvTranspose":  # (inputs, outputs of a group, *kernel)
-            return math.prod(first) * math.prod(second[1:])
-        case "Gemm":
-            transposed = any(a.name == "transA" and a.i for a in node.attribute)
-            return written * first[0 if transposed else 1]
-        case _:
-            return written * first[-1]
+def _multiply_adds(node: onnx.NodeProto, sizes: Mapping[str, tuple[int, ...]]) -> int | None:
+    try:
+        match node.op_type:
+            case "Conv":  # of weights (outputs, inputs of a group, *kernel)
+                return math.prod(sizes[node.output[0]]) * math.prod(sizes[node.input[1]][1:])
+            case "ConvTranspose":  # (inputs, outputs of a group, *kernel)
+                return math.prod(sizes[node.input[0]]) * math.prod(sizes[node.input[1]][1:])
+            case "Gemm":
+                transposed = any(a.name == "transA" and a.i for a in node.attribute)
+                inner = sizes[node.input[0]][0 if transposed else 1]
+                return math.prod(sizes[node.output[0]]) * inner
+            case "MatMul":
+                return math.prod(sizes[node.output[0]]) * sizes[node.input[0]][-1]
+            case "LSTM" | "GRU" | "RNN":  # of weights for what is read, and for the state
+                steps, batch, _ = sizes[node.input[0]]
+                return steps * batch * sum(math.prod(sizes[name]) for name in node.input[1:3])
+            case _:
+                return 0
+    except KeyError:  # a shape that is not known
+        return None

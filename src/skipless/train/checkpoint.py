@@ -36,6 +36,10 @@ MODEL, AVERAGE, STATE, MANIFEST = (
     "manifest.json",
 )
 _BESIDE = (RUN, STATE, MANIFEST)  # files of a run or of a checkpoint that hold no weights
+_DO = (
+    f"Name the folder of a run of skipless train, one of its {FOLDER}, or the weights in one "
+    f"({MODEL}, {AVERAGE})."
+)
 
 
 class CheckpointError(OSError):
@@ -133,38 +137,43 @@ class Checkpoints:
         )
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in the folder `path`, `checkpoints/step-00000500` of a run."""
+def expanded(named: str | Path) -> Path:
+    """A path with the home folder in place of ~, if there is one."""
     try:
-        return _read(path)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"The checkpoint {path} was to be read, but is damaged ({error}). Name another one."
-        ) from error
+        return Path(named).expanduser()
+    except RuntimeError:  # nobody here has that name
+        return Path(named)
 
 
-def run_and_checkpoint(path: Path) -> tuple[Path, Path]:
-    """The folder of a run, and what `path` names of it: a checkpoint, or a file of weights in one.
+def run_and_checkpoint(named: str | Path) -> tuple[Path, Path]:
+    """The folder of a run, and what is `named` of it: a checkpoint, or a file of weights in one.
 
-    A run's own folder stands for its newest checkpoint.
+    A run's folder, and that of its checkpoints, stand for the newest checkpoint; another file of a
+    run or of a checkpoint stands for its folder.
     """
-    path = path.expanduser().resolve()
+    if not str(named).strip():
+        raise ValueError(f"A trained network was to be named, but {str(named)!r} was given. {_DO}")
+    path = expanded(named).resolve()
+    asked = f"A trained network was looked for in {path}"
     if not path.exists():
-        raise FileNotFoundError(f"A trained network was looked for in {path}, which is not there.")
-    if path.is_file() and path.name in _BESIDE:  # these stand for their folder
+        raise FileNotFoundError(f"{asked}, which is not there. {_DO}")
+    if path.is_file() and path.name in _BESIDE:
         path = path.parent
     elif path.is_file() and path.name not in (MODEL, AVERAGE):
-        raise ValueError(
-            f"A trained network was looked for in {path}, which is none. Name the folder of a run "
-            f"or of a checkpoint, or {MODEL} or {AVERAGE} in one."
-        )
+        raise ValueError(f"{asked}, which is none. {_DO}")
     folder = path.parent if path.is_file() else path
     if re.fullmatch(r"step-\d+", folder.name):
-        return folder.parents[1], path
-    run = folder.parent if folder.name == FOLDER else folder
-    if not (paths := Checkpoints(run).paths()):
-        raise FileNotFoundError(f"A trained network was looked for in {run}: it has no checkpoint.")
-    return run, paths[-1]
+        run = folder.parents[1]
+    else:
+        run = folder.parent if folder.name == FOLDER else folder
+        if not (paths := Checkpoints(run).paths()):
+            raise FileNotFoundError(f"{asked}: it has no checkpoint. {_DO}")
+        path = paths[-1]
+    if not (run / RUN).is_file():
+        raise FileNotFoundError(
+            f"{asked}, but there is no {RUN} in {run}, which tells how it is made. {_DO}"
+        )
+    return run, path
 
 
 def trained_weights(path: Path) -> TrainedWeights:
@@ -172,10 +181,11 @@ def trained_weights(path: Path) -> TrainedWeights:
 
     Where there is no average, it is the network itself.
     """
-    folder = path.parent if path.is_file() else path
+    is_file = path.name in (MODEL, AVERAGE)
+    folder = path.parent if is_file else path
     try:
         sums = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
-        name = path.name if path.is_file() else AVERAGE if AVERAGE in sums else MODEL
+        name = path.name if is_file else AVERAGE if AVERAGE in sums else MODEL
         content = (folder / name).read_bytes()
         if (found := hashlib.sha256(content).hexdigest()) != sums[name]:
             raise ValueError(f"{name} is not what was written")

@@ -1,0 +1,48 @@
+"""The file in 8-bit integers is there as a whole, or as it was before."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from onnxruntime import quantization
+from torch import nn
+
+from skipless.torch.deploy import write_onnx
+from skipless.torch.int8 import quantize_int8
+from skipless.torch.onnx_steps import output, session
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("float32") / "model.onnx"
+    torch.manual_seed(0)
+    write_onnx(nn.Linear(6, 3).eval(), torch.zeros(2, 6), path)
+    return path
+
+
+def batch() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
+
+
+def test_a_quantised_file_is_near_to_the_one_it_was_made_of(path: Path, tmp_path: Path) -> None:
+    given, quantised = batch(), quantize_int8(path, tmp_path / "model.int8.onnx", [batch()])
+    wanted, found = (output(session(file), given) for file in (path, quantised))
+    assert 0.0 < np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
+    assert list(tmp_path.iterdir()) == [quantised]
+
+
+def test_a_quantisation_that_is_cut_off_leaves_the_file_of_before(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(_: Path, written: Path, *__: object, **___: object) -> None:
+        Path(written).write_bytes(b"half of")
+        raise OSError("No space left on device")
+
+    before = tmp_path / "model.int8.onnx"
+    before.write_bytes(b"a good one")
+    monkeypatch.setattr(quantization, "quantize_static", cut_off)
+    with pytest.raises(OSError, match="No space left"):
+        quantize_int8(path, before, [batch()])
+    assert before.read_bytes() == b"a good one"
+    assert list(tmp_path.iterdir()) == [before]
