@@ -33,6 +33,9 @@ def balanced(words: str, width: int) -> list[str]:
 
     >>> balanced("Vanilla, TReLU (TAT)", 14)
     ['Vanilla,', 'TReLU (TAT)']
+    >>> balanced("vanilla, TReLU", 11)  # not within a word, if that can be
+    ['vanilla,', 'TReLU']
     """
     fewest = len(wrap(words, width))
-    return next(lines for w in range(1, width + 1) if len(lines := wrap(words, w)) == fewest)
+    longest = min(width, max(map(len, words.split()), default=1))
+    return next(lines for w in range(longest, width + 1) if len(lines := wrap(words, w)) == fewest)

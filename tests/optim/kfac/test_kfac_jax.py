@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from kfac_jax_environment import PYTHON, in_its_environment
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from kfac_jax_environment import PYTHON, in_its_environment
 from skipless.optim import KFAC
 
 Arrays = dict[str, np.ndarray]
