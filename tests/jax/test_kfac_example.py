@@ -41,10 +41,3 @@ def test_both_optimisers_start_from_the_same_loss_and_lower_it() -> None:
     first, *_, last = [[float(loss) for loss in row[1:]] for row in rows]
     assert first[0] == first[1]  # the same weights and the same batch
     assert max(last) < 0.9 * first[0]  # batches differ by about 0.1
-
-
-@in_its_environment
-def test_a_mistake_is_told_in_one_line() -> None:
-    done = run("--steps", "0")
-    assert done.returncode == 2
-    assert done.stderr.endswith("argument --steps: '0' is not a whole number above zero\n")

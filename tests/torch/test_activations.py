@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import activation_examples as examples
 from activation_examples import CHAIN, KNOWN
-from skipless import EOC, TAT, Activation, Solution, solve
+from skipless import EOC, Activation, Solution, solve
 from skipless.core.activations import elu, leaky_relu
 from skipless.torch import ShapedActivation, TReLU, activation, activations
 from skipless.torch.activations import _widest
@@ -140,7 +140,7 @@ def test_an_activation_of_the_users_own_asks_for_a_function_of_tensors(name: str
         activation(own)
     with pytest.raises(ValueError, match=r"Pass a function of tensors"):
         ShapedActivation(own)
-    solution = solve(CHAIN, TAT(), own)
+    solution = solve(CHAIN, EOC(), own)
     with pytest.raises(ValueError, match=r"from_solution\(solution, function\)"):
         ShapedActivation.from_solution(solution)
     shaped = ShapedActivation.from_solution(solution, torch.sin)

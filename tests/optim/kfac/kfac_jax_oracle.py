@@ -1,12 +1,12 @@
 """Three steps of kfac-jax 0.0.8 on a network and batches from a file, written to another.
 
-    python kfac_jax_oracle.py fixed|adaptive in.npz out.npz
+    python kfac_jax_oracle.py in.npz out.npz [in.npz out.npz ...]
 
 Weights are `<layer>_w` and `<layer>_b`: matrices, (inputs, outputs), of layers named `dense...`,
 and kernels, HWIO, of those named `conv...`, in alphabetical order, with tanh between them.
 Convolutions read NHWC with one pixel of zeros around it, and `strides` holds their strides. The
 other arrays are `xs`, `labels`, and `drawn`, the labels that the curvature is to be taken with;
-kfac-jax would draw them itself.
+kfac-jax would draw them itself. If `adaptive`, learning rate, momentum and damping are its own.
 """
 
 # pyright: reportMissingImports=false
@@ -63,8 +63,9 @@ def inverse(block_state, scale, damping):
     return jnp.kron(*pair) / scale
 
 
-def steps(given, adaptive):
+def steps(given):
     """Everything after each step, by name."""
+    adaptive = bool(given["adaptive"])
     names = sorted(key[:-2] for key in given if key.endswith("_w"))
     params = {n: {k: jnp.asarray(given[f"{n}_{k}"]) for k in "wb"} for n in names}
     loss = lambda params, batch: loss_with_penalty(params, batch, given["strides"])
@@ -110,5 +111,5 @@ def steps(given, adaptive):
 
 
 if __name__ == "__main__":
-    which, source, target = sys.argv[1:]
-    np.savez(target, **steps(dict(np.load(source)), which == "adaptive"))
+    for source, target in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        np.savez(target, **steps(dict(np.load(source))))

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,23 @@ SHAPES = {
 STRIDES = [1, 2]
 
 
-def task(kind: str, damping: float, gain: float) -> Arrays:
+@dataclass(frozen=True)
+class Case:
+    """A network, and steps of a fixed size or, without a learning rate, by the quadratic model."""
+
+    kind: str
+    lr: float | None = None
+    damping: float = DAMPING
+    gain: float = 1.0
+
+
+FIXED = [Case(kind, lr=0.01) for kind in SHAPES]
+ADAPTIVE = [Case(k, damping=d, gain=g) for k in SHAPES for d, g in ((1.0, 1.0), (1e-4, 6.0))]
+
+
+def task(case: Case) -> Arrays:
     """Weights, three batches, their labels, and those to take curvature with."""
+    kind = case.kind
     random = np.random.default_rng(7)
     image = (7,) if kind == "mlp" else (6, 6, 3)
     given: Arrays = {
@@ -34,25 +50,30 @@ def task(kind: str, damping: float, gain: float) -> Arrays:
         "labels": random.integers(5, size=(3, 8)),
         "drawn": random.integers(5, size=(3, 8)),
         "strides": np.array(STRIDES),
-        "damping": np.array(damping),
+        "damping": np.array(case.damping),
+        "adaptive": np.array(case.lr is None),
     }
     for name, shape in SHAPES[kind].items():
-        given[f"{name}_w"] = gain * random.normal(size=shape) / np.sqrt(np.prod(shape[:-1]))
+        given[f"{name}_w"] = case.gain * random.normal(size=shape) / np.sqrt(np.prod(shape[:-1]))
         given[f"{name}_b"] = 0.3 * random.normal(size=shape[-1])
     return given
 
 
-def theirs(given: Arrays, which: str, folder: Path) -> Arrays:
-    """What kfac-jax makes of it."""
-    source, target = folder / "in.npz", folder / "out.npz"
-    np.savez(source, **given)  # pyright: ignore[reportArgumentType]
-    script = Path(__file__).with_name("kfac_jax_oracle.py")
-    command = [str(PYTHON), str(script), which, str(source), str(target)]
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Arrays]:
+    """What kfac-jax makes of all cases, in one process, as it takes long to start."""
+    folder = tmp_path_factory.mktemp("kfac_jax")
+    command = [str(PYTHON), str(Path(__file__).with_name("kfac_jax_oracle.py"))]
+    targets: dict[Case, Path] = {}
+    for number, case in enumerate([*FIXED, *ADAPTIVE]):
+        source, targets[case] = folder / f"{number}_in.npz", folder / f"{number}_out.npz"
+        np.savez(source, **task(case))  # pyright: ignore[reportArgumentType]
+        command += [str(source), str(targets[case])]
     without_ours = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment = without_ours | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return dict(np.load(target))
+    return {case: dict(np.load(target)) for case, target in targets.items()}
 
 
 class ChannelsLast(nn.Module):
@@ -108,18 +129,15 @@ def close(found: ArrayLike, expected: np.ndarray) -> None:
     np.testing.assert_allclose(np.asarray(found), expected, rtol=0.0, atol=1e-8 * scale)
 
 
-def assert_three_steps_agree(
-    kind: str, lr: float | None, damping: float, folder: Path, gain: float = 1.0
-) -> float:
+def assert_three_steps_agree(case: Case, expected: Arrays) -> float:
     """The damping after them."""
-    given = task(kind, damping, gain)
-    expected = theirs(given, "fixed" if lr else "adaptive", folder)
+    kind, lr, given = case.kind, case.lr, task(case)
     model, layers = network(kind, given)
     optimizer = KFAC(
         model,
         lr,
         momentum=0.9,
-        damping=damping,
+        damping=case.damping,
         norm_constraint=1e-4,
         l2=L2,
         curvature_ema=0.95,
@@ -167,16 +185,17 @@ def assert_state_agrees(
         close(optimizer.damping, expected["damping"])
 
 
-@pytest.mark.parametrize("kind", SHAPES)
-def test_steps_of_a_fixed_size_are_those_of_kfac_jax(kind: str, tmp_path: Path) -> None:
-    assert_three_steps_agree(kind, 0.01, DAMPING, tmp_path)
+@pytest.mark.parametrize("case", FIXED, ids=repr)
+def test_steps_of_a_fixed_size_are_those_of_kfac_jax(
+    case: Case, expected: dict[Case, Arrays]
+) -> None:
+    assert_three_steps_agree(case, expected[case])
 
 
-@pytest.mark.parametrize("kind", SHAPES)
-@pytest.mark.parametrize(("damping", "gain"), [(1.0, 1.0), (1e-4, 6.0)])
+@pytest.mark.parametrize("case", ADAPTIVE, ids=repr)
 def test_steps_by_the_quadratic_model_are_those_of_kfac_jax(
-    kind: str, damping: float, gain: float, tmp_path: Path
+    case: Case, expected: dict[Case, Arrays]
 ) -> None:
     """Damping falls where there is much of it, and rises where outputs are far from linear."""
-    last = assert_three_steps_agree(kind, None, damping, tmp_path, gain=gain)
-    assert (last < damping) == (gain == 1.0)
+    last = assert_three_steps_agree(case, expected[case])
+    assert (last < case.damping) == (case.gain == 1.0)
