@@ -40,4 +40,4 @@ def test_both_optimisers_start_from_the_same_loss_and_lower_it() -> None:
     assert [int(row[0]) for row in rows] == list(range(12))
     first, *_, last = [[float(loss) for loss in row[1:]] for row in rows]
     assert first[0] == first[1]  # the same weights and the same batch
-    assert max(last) < 0.9 * first[0]  # batches differ by about 0.1
+    assert all(loss < 0.9 * first[0] for loss in last)  # batches differ by about 0.1
