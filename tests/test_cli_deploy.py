@@ -1,6 +1,7 @@
 """skipless deploy: from a run, a name or a factory to a file, and a report that can be trusted."""
 
 import json
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -70,11 +71,48 @@ def test_its_peak_memory_and_that_of_the_batch_norm_network_are_those_by_hand(
         assert figures[kind]["measured_peak_memory"] == maps * one_map, kind
 
 
+def test_its_multiply_adds_and_parameters_are_those_by_hand(vanilla: Path) -> None:
+    from skipless.models import create_model
+
+    # Locations, inputs of an output, outputs; the projections are the shortcuts' own.
+    stem, fc = (256, 27, 16), (1, 64, 10)
+    blocks = [(256, 144, 16)] * 2, [(64, 144, 32), (64, 288, 32)], [(16, 288, 64), (16, 576, 64)]
+    projections = [(64, 16, 32), (16, 32, 64)]
+    layers = [stem, fc, *(layer for block in blocks for layer in block)]
+    figures = report(vanilla)["figures"]
+    products = sum(math.prod(layer) for layer in layers)
+    for kind in ("original", "folded"):
+        assert figures[kind]["multiply_adds"] == products
+    more = sum(math.prod(layer) for layer in projections)
+    assert figures["against"]["multiply_adds"] == products + more
+    weights = sum((inputs + 1) * outputs for _, inputs, outputs in layers)  # with biases
+    assert figures["folded"]["parameters"] == figures["original"]["parameters"] == weights
+    # Each BatchNorm in the middle of a block leaves a bias, in place of its scale and its shift.
+    other = create_model("wide_resnet10", num_classes=10, width=1, input_size=16, norm="batch")
+    own = sum(p.numel() for p in other.parameters())
+    assert figures["against"]["parameters"] == own - (16 + 32 + 64)
+
+
+def test_the_difference_is_the_largest_between_the_file_and_the_network(vanilla: Path) -> None:
+    from skipless.experiments.candidates import candidate
+    from skipless.torch.onnx_steps import output, session
+
+    options = {"method": "tat", "eta": 0.6, "width": 1.0}
+    made = candidate("wide_resnet10", options, (3, 16, 16))
+    batch = made.examples(1)
+    with torch.no_grad():
+        wanted = made.model.eval()(batch).numpy()
+    off = np.abs(output(session(vanilla / "model.onnx"), batch.numpy()) - wanted)
+    assert report(vanilla)["largest_output"] == pytest.approx(np.abs(wanted).max(), rel=1e-6)
+    assert report(vanilla)["difference"] == pytest.approx(off.max(), rel=1e-3)
+
+
 def test_the_report_has_every_figure_and_both_pages(vanilla: Path) -> None:
     figures = report(vanilla)["figures"]
     for kind in ("original", "folded", "against"):
         assert figures[kind]["multiply_adds"] > 0
         assert figures[kind]["latency"]["1"] > 0.0
+    assert len({own["latency"]["1"] for own in figures.values()}) == 3  # each has its own
     assert figures["folded"]["disk"] == (vanilla / "model.onnx").stat().st_size
     # The stem, 6 in blocks, and 2 projections, which the vanilla network does not have.
     assert figures["folded"]["operators"]["Conv"] == 7
@@ -157,7 +195,10 @@ def test_a_run_whose_data_are_missing_needs_only_the_shape_of_a_sample(run: Path
 
 
 def own() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
+    """With a BatchNorm that no layer can take in."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 2)
+    )
 
 
 class Pair(nn.Module):
@@ -262,6 +303,7 @@ def test_a_factory_is_deployed_without_a_peer_and_json_is_what_is_printed(
     assert printed == report(tmp_path)
     assert "against" not in printed["figures"]
     assert "--against" in printed["lacking"]["against"]
+    assert printed["remaining"] == ["2 stays a BatchNorm, for no layer comes right before it"]
     # Two samples: the maps of the convolution, and what it reads.
     assert printed["figures"]["folded"]["peak_memory"] == 2 * 4 * (3 * 64 + 4 * 36)
 

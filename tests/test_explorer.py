@@ -54,6 +54,7 @@ VIEWS = [
     ("eoc", "relu", 40, 0.0, 0.0),
     ("eoc", "tanh", 200, 0.2, 0.0),
     ("eoc", "erf", 90, 0.3, 0.7),
+    ("eoc", "erf", 20, 0.0, 0.0),  # drawn to q = 0, by weights that undo a slope of 2/√π
     ("plain", "selu", 3, None, 0.0),
     ("plain", "relu", 50, None, 0.0),
     ("plain", "sigmoid", 5, None, 0.0),
@@ -288,6 +289,24 @@ def test_the_page_knows_every_activation_as_core_does(browser: Browser) -> None:
         assert tuple(own["kinks"]) == phi.kinks
         assert own["jumps"] == pytest.approx(phi.slope_jumps, 1e-9)
         assert own["degree"] == phi.degree
+
+
+def test_the_page_has_the_c_map_of_every_activation_as_core_does(browser: Browser) -> None:
+    browser.go(PAGE)
+    c = [-0.6, 0.3, 0.999]
+    table = browser.run(
+        f"const cs = {json.dumps(c)};"
+        "return Object.fromEntries(Object.entries(ACTIVATIONS).map(([name, phi]) => {"
+        "  const layer = layerMap(plain(phi));"
+        "  return [name, [...cs.map(layer.map), layer.slope, String(layer.curvature)]];"
+        "}));"
+    )
+    for name, (*values, slope, curvature) in table.items():
+        phi = sk.activation(name)
+        assert values == pytest.approx([float(c_map(phi, x, 1.0)) for x in c], abs=1e-8), name
+        assert slope == pytest.approx(float(c_map_slope(phi, 1.0, 1.0)), 1e-9), name
+        wanted = float(c_map_curvature(phi, 1.0, 1.0))
+        assert float(curvature.replace("Infinity", "inf")) == pytest.approx(wanted, 1e-9), name
 
 
 class Listening(SimpleHTTPRequestHandler):

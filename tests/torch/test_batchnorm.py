@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from skipless.torch.activations import TReLU
 from skipless.torch.deploy import fold
@@ -29,6 +30,7 @@ def with_statistics(model: nn.Module) -> nn.Module:
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), (5,)),
     "conv1d": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4, affine=False)), (3, 9)),
+    "eps": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4, 0.1, None)), (3, 9)),
     "grouped": (
         lambda: nn.Sequential(
             nn.Conv2d(4, 6, 3, padding=1, groups=2, bias=False), nn.BatchNorm2d(6)
@@ -107,3 +109,71 @@ def test_a_batch_norm_over_another_dimension_than_the_layers_stays() -> None:
     for folded in (fold(model, x), fold(model)):
         torch.testing.assert_close(folded(x), model(x), rtol=0.0, atol=1e-12)
         assert len(folded.meta["remaining"]) == 1
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2.0 * weight
+
+
+class Tied(nn.Module):
+    """Of two layers that share a weight, or a sum of the weight, one is normalised."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)
+        self.how = how
+        if how == "layer":
+            self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.last(torch.relu(self.norm(self.first(x))))
+        return y + self.first.weight.sum() if self.how == "read" else y
+
+
+class Function(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.batch_norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = self.batch_norm
+        mean, variance = norm.running_mean, norm.running_var
+        return nn.functional.batch_norm(self.layer(x), mean, variance, norm.weight, norm.bias)
+
+
+def computed(how: str) -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
+    if how == "hook":
+        nn.utils.spectral_norm(model[0])
+    else:
+        parametrize.register_parametrization(model[0], "weight", Doubled())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (Tied("layer"), "norm stays a BatchNorm, for the weights of first are used elsewhere"),
+        (Tied("read"), "norm stays a BatchNorm, for the weights of first are used elsewhere"),
+        (computed("hook"), "1 stays a BatchNorm, for no layer comes right before it"),
+        (computed("parametrisation"), "1 stays a BatchNorm, for no layer comes right before it"),
+        (Function(), "batch_norm stays a BatchNorm, for it is a function, not a module"),
+    ],
+    ids=["tied", "read", "hook", "parametrisation", "function"],
+)
+def test_weights_that_are_not_a_layers_own_take_no_batch_norm_in(model, told: str) -> None:
+    model = with_statistics(model)
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    folded = fold(model, x)
+    torch.testing.assert_close(folded(x), model(x), rtol=0.0, atol=1e-12)
+    assert folded.meta["remaining"] == (told,)
+
+
+def test_a_batch_norm_without_statistics_stays() -> None:
+    norm = nn.BatchNorm2d(4, track_running_stats=False)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), norm).double().eval()
+    x = torch.randn(3, 3, 4, 4, dtype=torch.float64)
+    torch.testing.assert_close(fold(model, x)(x), model(x), rtol=0.0, atol=1e-12)
+    told = ("1 stays a BatchNorm, for it normalises by the batch at hand",)
+    assert fold(model, x).meta["remaining"] == told

@@ -674,6 +674,24 @@ def test_a_file_that_takes_one_batch_size_only_is_an_error(tmp_path: Path) -> No
         export_onnx(Unbound(), torch.randn(1, 6), tmp_path / "model.onnx")
 
 
+def test_a_file_that_onnxruntime_cannot_read_is_an_error_of_one_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx = pytest.importorskip("onnx")
+
+    def write(_: nn.Module, __: Tensor, path: Path) -> None:
+        value = lambda name: onnx.helper.make_tensor_value_info(name, 1, ["batch", 6])
+        nodes = [onnx.helper.make_node("NoSuchOperator", ["x"], ["y"])]
+        graph = onnx.helper.make_graph(nodes, "g", [value("x")], [value("y")])
+        opsets = [onnx.helper.make_opsetid("", 20)]
+        onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+
+    monkeypatch.setattr(deploy, "write_onnx", write)
+    with pytest.raises(RuntimeError, match=r"what torch.onnx wrote: .*NoSuchOperator") as error:
+        export_onnx(mlp(trelu), torch.zeros(1, 6), tmp_path / "model.onnx")
+    assert "\n" not in str(error.value)
+
+
 class One(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.view(1, 6)

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from skipless.torch import latency
 from skipless.torch.deploy import export_onnx
 from skipless.torch.footprint import IN_PLACE, best_schedule
 from skipless.torch.onnx_graph import (
@@ -180,6 +181,20 @@ def test_a_mean_over_all_locations_becomes_a_pool(axes, keep, kinds, tmp_path: P
     np.testing.assert_allclose(output(session(path), batch), expected, atol=1e-6)
 
 
+def test_only_a_reshape_that_keeps_the_batch_becomes_a_flattening(tmp_path: Path) -> None:
+    reshape = helper.make_node("Reshape", ["x", "sizes"], ["y"])
+    for sizes, rows, kind in (([-1, 3], "rows", "Reshape"), ([-1, 12], "batch", "Flatten")):
+        weights = {"sizes": np.array(sizes)}
+        path = saved(tmp_path / "m.onnx", [reshape], weights, (4, 3), (sizes[1],))
+        model = onnx.load(path)
+        model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = rows
+        onnx.save(model, path)
+        rewrite_pools(path)
+        assert [node.op_type for node in onnx.load(path).graph.node] == [kind]
+        batch = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
+        np.testing.assert_array_equal(output(session(path), batch), batch.reshape(sizes))
+
+
 def test_where_a_shape_is_not_known_no_schedule_is_made_up(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("NonZero", ["x"], ["n"], "where"),  # as many columns as numbers
@@ -232,3 +247,69 @@ def test_multiply_adds_are_half_of_what_pytorch_counts_as_flops(tmp_path: Path) 
         model(x)
     assert 2 * graph.multiply_adds == counter.get_total_flops()
     assert graph.kinds["Flatten"] == 1
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "wanted"),
+    [
+        # Each entry of the output is a sum over what the output does not have.
+        (None, [(3, 5), (5, 7)], 2 * 3 * 5 * 7),
+        ("bti,io->bto", [(3, 5), (5, 7)], 2 * 3 * 5 * 7),
+        ("...i,oi->...o", [(3, 5), (7, 5)], 2 * 3 * 5 * 7),
+        ("bti,bsi", [(3, 5), None], 2 * 3 * 3 * 5),
+        ("bti->bit", [(3, 5)], 0),
+        # To 2 x 3 x 7 first, and from there to 2 x 3 x 4.
+        ("bti,io,op->btp", [(3, 5), (5, 7), (7, 4)], 2 * 3 * 5 * 7 + 2 * 3 * 7 * 4),
+        ("bti,io,op", [(3, 5), (5, 7), (7, 4)], 2 * 3 * 5 * 7 + 2 * 3 * 7 * 4),
+        ("...i,io,op->...p", [(3, 5), (5, 7), (7, 4)], 2 * 3 * 5 * 7 + 2 * 3 * 7 * 4),
+    ],
+)
+def test_products_of_any_dimensions_are_counted(equation, shapes, wanted, tmp_path: Path) -> None:
+    names = ["x", *("x" if s is None else f"w{n}" for n, s in enumerate(shapes[1:]))]
+    weights = {n: np.ones(s, np.float32) for n, s in zip(names[1:], shapes[1:], strict=True) if s}
+    attributes = {} if equation is None else {"equation": equation}
+    product = helper.make_node(
+        "MatMul" if equation is None else "Einsum", names, ["p"], **attributes
+    )
+    total = helper.make_node("ReduceSum", ["p"], ["s"], keepdims=0)
+    add = helper.make_node("Add", ["x", "s"], ["y"])
+    path = saved(tmp_path / "m.onnx", [product, total, add], weights, shapes[0], shapes[0])
+    assert output(session(path), np.ones((2, *shapes[0]), np.float32)).shape == (2, *shapes[0])
+    assert read_onnx(path, 2)[0].multiply_adds == wanted
+
+
+def test_memory_of_another_type_is_not_written_over() -> None:
+    # A float of 2 x 2 bytes is no place for four bytes, though both take as many.
+    tensors = {
+        "x": Activation((1,), np.dtype("int8")),
+        "a": Activation((2,), np.dtype("int16")),
+        "y": Activation((2,), np.dtype("int8")),
+    }
+    steps = Operation("Conv", ("x",), ("a",)), Operation("Relu", ("a",), ("y",))
+    assert best_schedule(OnnxGraph(steps, tensors, ("x",), ("y",))).peak == 4 + 2
+
+
+def test_each_thread_is_one_that_was_asked_for(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], {}, (3,), (3,))
+    for threads in (1, 3):
+        assert session(path, threads).get_session_options().intra_op_num_threads == threads
+
+
+def test_latency_is_the_median_of_rounds_in_turn_after_the_first_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, ran = [0.0], []
+    takes = {"a": [90.0, 90.0, 1, 9, 2, 3, 1, 9, 4], "b": [80.0, 80.0, 5, 5, 5, 5, 5, 5, 5]}
+    left = {name: iter(times) for name, times in takes.items()}
+
+    def run(running: tuple[str, int], _: np.ndarray) -> None:
+        ran.append(running)
+        clock[0] += next(left[running[0]])
+
+    monkeypatch.setattr(latency, "session", lambda path, threads=1: (str(path), threads))
+    monkeypatch.setattr(latency, "output", run)
+    monkeypatch.setattr(latency, "perf_counter", lambda: clock[0])
+    paths = {f"file {name}": Path(name) for name in takes}
+    found = latency.latencies(paths, np.zeros(1), threads=4, seconds=0.0)
+    assert found == {"file a": 3.0, "file b": 5.0}
+    assert ran == [("a", 4), ("b", 4)] * 9

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from onnxruntime import quantization
@@ -46,3 +47,19 @@ def test_a_quantisation_that_is_cut_off_leaves_the_file_of_before(
         quantize_int8(path, before, [batch()])
     assert before.read_bytes() == b"a good one"
     assert list(tmp_path.iterdir()) == [before]
+
+
+def test_each_channel_of_a_weight_has_a_scale_of_its_own(tmp_path: Path) -> None:
+    layer = nn.Conv2d(4, 2, 1, bias=False).eval()
+    with torch.no_grad():
+        layer.weight[1] *= 1e-3  # which the scale of the first would round to nothing
+    path, images = tmp_path / "model.onnx", torch.randn(64, 4, 2, 2)
+    write_onnx(layer, images[:2], path)
+    quantised = quantize_int8(path, tmp_path / "model.int8.onnx", [images.numpy()])
+    kept = {t.name: t for t in onnx.load(quantised).graph.initializer}
+    sizes = [tuple(t.dims) for name, t in kept.items() if "weight" in name and "scale" in name]
+    assert sizes == [(2,)]
+    codes = next(t for t in kept.values() if tuple(t.dims) == (2, 4, 1, 1))
+    signed = onnx.numpy_helper.to_array(codes).astype(int) - 128
+    # Of both channels the largest weight takes the largest code.
+    assert np.abs(signed).max(axis=(1, 2, 3)).min() >= 127

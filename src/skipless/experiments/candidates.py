@@ -24,7 +24,8 @@ from skipless.train.checkpoint import (
     run_and_checkpoint,
     trained_weights,
 )
-from skipless.train.data import Data, load_data
+from skipless.train.data import Data, Part, load_data
+from skipless.train.images import ImageSplit
 
 from .configuration import NETWORK, Configuration
 from .factories import imported, made
@@ -64,7 +65,8 @@ class Candidate:
         if self.data is None:
             return "as they were prepared in training"
         split = self.data.train
-        if isinstance(split, ArraySplit):
+        split = split.whole if isinstance(split, Part) else split
+        if isinstance(split, ArraySplit | ImageSplit):
             listed = lambda t: ", ".join(f"{v:.6g}" for v in t.tolist())
             first = (
                 f"bytes less the mean {listed(split.mean)}, over the deviation {listed(split.std)}"

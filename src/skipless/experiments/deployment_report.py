@@ -131,11 +131,14 @@ def _memory_verdict(given: Deployment) -> Verdict:
     unknown = [f.name for f in given.figures.values() if "peak_memory" in f.unknown]
     if unknown:
         return Verdict(claim, None, f"It is not known: {', '.join(unknown)}.")
-    best = given.figures[FOLDED].best_order
+    counted = [figures for figures in given.figures.values() if figures.peak_memory is not None]
+    unsearched = [figures.name for figures in counted if not figures.best_order]
     return Verdict(
         claim,
-        all(_confirmed(f) for f in given.figures.values()),
-        "" if best else "The order is the file's own; there are too many to search.",
+        all(_confirmed(figures) for figures in counted),
+        f"The order is the file's own; there are too many to search: {', '.join(unsearched)}."
+        if unsearched
+        else "",
     )
 
 
@@ -156,7 +159,7 @@ def _not_folded(remaining: tuple[str, ...]) -> list[str]:
 def _confirmed(figures: Figures) -> bool:
     computed, measured = figures.peak_memory, figures.measured_peak_memory
     if computed is None or measured is None:
-        return True  # of INT8
+        return False
     return abs(measured - computed) <= _CONFIRMS * computed
 
 

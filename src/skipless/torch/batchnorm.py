@@ -7,7 +7,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import TensorMetadata
 
 from .layers import CONVOLUTIONS, TRANSPOSED
-from .roles import module, parameter
+from .roles import module, parameter, plain_operation
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -30,6 +30,8 @@ def absorb_batch_norms_(model: fx.GraphModule) -> list[str]:
     remaining: list[str] = []
     for node in list(model.graph.nodes):
         norm = module(model, node)
+        if node.op == "call_function" and plain_operation(node) == "batch_norm":
+            remaining.append(f"{node.name} stays a BatchNorm, for it is a function, not a module")
         if type(norm) not in _NORMS:
             continue
         assert isinstance(norm, nn.modules.batchnorm._BatchNorm)

@@ -127,14 +127,21 @@ def _verified(model: nn.Module, example: Tensor, path: Path) -> Path:
     twice = torch.cat([example, example])  # a batch of 1 would be taken for a constant
     write_onnx(fold(model, example), twice, path)
     rewrite_pools(path)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    except Exception as refused:  # the classes of onnxruntime's errors have no other base
+        reason = " ".join(str(refused).split())[:300].rstrip(".")
+        raise RuntimeError(
+            f"{path.name} was to hold {type(model).__name__}, but onnxruntime cannot read what "
+            f"torch.onnx wrote: {reason}. Take the operation that it names out of the network."
+        ) from refused
     name = session.get_inputs()[0].name
     for batch in (example, twice):
         with torch.no_grad():
             expected = evaluated(batch).cpu()
         try:
             found = torch.from_numpy(session.run(None, {name: batch.cpu().numpy()})[0])
-        except Exception as refused:  # the classes of onnxruntime's errors have no other base
+        except Exception as refused:
             raise RuntimeError(
                 f"{path.name} was to read batches of any size, but onnxruntime refuses one of "
                 f"{len(batch)}: {refused}. Take operations that count the samples, such as "

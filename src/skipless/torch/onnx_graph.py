@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -163,6 +163,9 @@ def _multiply_adds(node: onnx.NodeProto, sizes: Mapping[str, tuple[int, ...]]) -
                 return math.prod(sizes[node.output[0]]) * inner
             case "MatMul":
                 return math.prod(sizes[node.output[0]]) * sizes[node.input[0]][-1]
+            case "Einsum":
+                equation = next(a.s.decode() for a in node.attribute if a.name == "equation")
+                return _einsum_multiply_adds(equation, [sizes[name] for name in node.input])
             case "LSTM" | "GRU" | "RNN":  # of weights for what is read, and for the state
                 steps, batch, _ = sizes[node.input[0]]
                 return steps * batch * sum(math.prod(sizes[name]) for name in node.input[1:3])
@@ -170,3 +173,29 @@ def _multiply_adds(node: onnx.NodeProto, sizes: Mapping[str, tuple[int, ...]]) -
                 return 0
     except KeyError:  # a shape that is not known
         return None
+
+
+def _einsum_multiply_adds(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
+    """Of products of two at a time, from left to right, as onnxruntime takes them.
+
+    >>> _einsum_multiply_adds("bij,bjk->bik", [(2, 3, 4), (2, 4, 5)])  # 2 products of matrices
+    120
+    """
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    sizes: dict[str, int] = {}
+    terms = []
+    for term, shape in zip(left.split(","), shapes, strict=True):
+        hidden = len(shape) - len(term.replace("...", ""))  # dimensions that the dots stand for
+        dots = [f".{number}" for number in range(hidden, 0, -1)]
+        before, _, after = term.partition("...")
+        names = [*before, *dots, *after] if "..." in term else list(term)
+        for name, size in zip(names, shape, strict=True):
+            sizes[name] = max(size, sizes.get(name, 1))
+        terms.append(set(names))
+    kept = set(right) if arrow else {name for name in sizes if left.count(name) == 1}
+    kept |= {name for name in sizes if name.startswith(".")}
+    total, running = 0, terms[0]
+    for number, term in enumerate(terms[1:], 1):
+        total += math.prod(sizes[name] for name in running | term)
+        running = (running | term) & kept.union(*terms[number + 1 :])
+    return total

@@ -54,6 +54,16 @@ class ImageSplit:
     augment: bool = False
     slow = True
 
+    @property
+    def mean(self) -> Tensor:
+        """Of each channel, in bytes: what is subtracted."""
+        return torch.from_numpy(_MEAN).flatten()
+
+    @property
+    def std(self) -> Tensor:
+        """Of each channel, in bytes: what is divided by."""
+        return torch.from_numpy(_STD).flatten()
+
     def __len__(self) -> int:
         return len(self.labels)
 
