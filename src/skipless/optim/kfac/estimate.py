@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .backward import carry_back
 from .banks import Block
 from .blocks import Blocks
 from .diagonal import Diagonal
@@ -28,16 +29,7 @@ class _Sums:
 
     inputs: Tensor
     rows: int
-    outputs: Tensor | None = None
-
-    def add_outputs(self, moments: Tensor) -> None:
-        self.outputs = moments if self.outputs is None else self.outputs.add_(moments)
-
-    @property
-    def both(self) -> tuple[Tensor, Tensor]:
-        """Of inputs and outputs, once both are there."""
-        assert self.outputs is not None
-        return self.inputs, self.outputs
+    outputs: Tensor
 
 
 @dataclass
@@ -54,7 +46,7 @@ class _Taken:
         """Whether every number is one: of second moments, the diagonals tell of all the others."""
         tensors = [*self.squares.values(), *self.axes.values()]
         for sums in self.sums.values():
-            for moments in sums.both:
+            for moments in (sums.inputs, sums.outputs):
                 tensors.append(moments if moments.ndim == 2 else moments.diagonal(dim1=1, dim2=2))
         totals = [tensor.sum() for tensor in tensors]
         return not totals or bool(torch.stack([t.to(totals[0]) for t in totals]).isfinite().all())
@@ -110,16 +102,14 @@ class Estimate:
         wide = outputs.detach().to(torch.promote_types(outputs.dtype, torch.float32))
         seed = (self.seed * 1_000_003 + step) * 1_009 + self._taken.parts
         chance = Chance(seed % 2**62, rank(), world())
-        sums: dict[Layer, _Sums] = {}
-        for scores in self._scores(wide, targets, chance):
-            reached = self._carry_back(outputs, scores.to(outputs.dtype), uses)
-            if not sums:
+        moments: dict[Layer, Tensor] = {}
+        for number, scores in enumerate(self._scores(wide, targets, chance)):
+            reached = self._carry_back(outputs, scores.to(outputs.dtype), uses, moments)
+            if number == 0:
                 # Other passes may have been made already, and their turn is still to come.
-                self.listener.put_back(use for use in uses if use not in dict(reached))
-                uses = [use for use, _ in reached]
-                sums = _input_sums((use for use, _ in reached), self.input_stride)
-            for use, back in reached:
-                sums[use.layer].add_outputs(use.layer.output_moments(use.inputs, back))
+                self.listener.put_back(use for use in uses if use not in reached)
+                uses = [use for use in uses if use in reached]
+        sums = _sums(uses, self.input_stride, moments)
         self._add(sums, losses or terms(outputs, self.loss))
 
     def _scores(self, outputs: Tensor, targets: Tensor | None, chance: Chance) -> Iterator[Tensor]:
@@ -133,18 +123,25 @@ class Estimate:
                 yield empirical_scores(outputs, targets, self.loss, chance)
 
     def _carry_back(
-        self, outputs: Tensor, scores: Tensor, uses: list[Use]
-    ) -> list[tuple[Use, Tensor]]:
-        """The uses that led to `outputs`, with the scores that come back to what they gave."""
-        edges = [use.output for use in uses]
+        self, outputs: Tensor, scores: Tensor, uses: list[Use], moments: dict[Layer, Tensor]
+    ) -> set[Use]:
+        """The uses that led to `outputs`; adds moments of the scores that come back to them."""
+        reached: set[Use] = set()
+
+        def see(index: int, back: Tensor) -> None:
+            use = uses[index]
+            new = use.layer.output_moments(use.inputs, back)
+            known = moments.get(use.layer)
+            moments[use.layer] = new if known is None else known.add_(new)
+            reached.add(use)
+
         called = {use.layer for use in uses}
         silent = [layer for layer in self._layers_to_watch(uses) if layer not in called]
         wanted = [*self.diagonal.parameters, *(p for layer in silent for p in layer.parameters)]
         wanted += self._along_axes
         leaves = [p for p in wanted if p.requires_grad]  # some may have been frozen on the way
-        all_: Any = [*edges, *leaves]  # it takes both, though its annotations do not say so
-        back = torch.autograd.grad([outputs], all_, [scores], retain_graph=True, allow_unused=True)
-        sampled = dict(zip(leaves, back[len(edges) :], strict=True))
+        back = carry_back(outputs, scores, [use.output for use in uses], leaves, see)
+        sampled = dict(zip(leaves, back, strict=True))
         own = {layer for layer in silent if _reached(layer, sampled)}
         if not uses and (own or all(gradient is None for gradient in back)):
             raise RuntimeError(
@@ -157,7 +154,7 @@ class Estimate:
         read = _anywhere([layer in own for layer in layers], self._device)
         self._leave_to_diagonal([layer for layer, flag in zip(layers, read, strict=True) if flag])
         self._add_squares(sampled)
-        return [(use, g) for use, g in zip(uses, back, strict=False) if g is not None]
+        return reached
 
     def _layers_to_watch(self, uses: list[Use]) -> list[Layer]:
         """Those that may turn out to be used without being called."""
@@ -202,7 +199,7 @@ class Estimate:
                 taken.sums[layer] = new
             else:
                 old.inputs.add_(new.inputs)
-                old.add_outputs(new.both[1])
+                old.outputs.add_(new.outputs)
                 old.rows += new.rows
             self._unseen.pop(layer, None)
         taken.losses += losses
@@ -221,9 +218,8 @@ class Estimate:
             return
         for layer, sums in taken.sums.items():
             if sums.rows:
-                inputs, outputs = sums.both
                 block = self.blocks.of_layer[layer]
-                block.update(inputs.div_(sums.rows), outputs.div_(taken.losses), ema)
+                block.update(sums.inputs.div_(sums.rows), sums.outputs.div_(taken.losses), ema)
         everyones = taken.losses * world()
         self.diagonal.update(taken.squares, everyones, ema)
         self.blocks.measure_scales(taken.axes, everyones, ema)
@@ -274,14 +270,14 @@ class Estimate:
         }
 
 
-def _input_sums(uses: Iterable[Use], stride: int) -> dict[Layer, _Sums]:
-    """Second moments of what entered the layers, of each `stride`th example."""
+def _sums(uses: Iterable[Use], stride: int, outputs: Mapping[Layer, Tensor]) -> dict[Layer, _Sums]:
+    """All second moments: of what entered the layers, that of each `stride`th example."""
     sums: dict[Layer, _Sums] = {}
     for use in uses:
-        moments, rows = use.layer.input_moments(use.inputs, stride)
         layer = use.layer
+        moments, rows = layer.input_moments(use.inputs, stride)
         if (own := sums.get(layer)) is None:
-            sums[layer] = _Sums(moments, rows)
+            sums[layer] = _Sums(moments, rows, outputs[layer])
         else:
             own.inputs.add_(moments)
             own.rows += rows
