@@ -36,7 +36,7 @@ test: .venv/.dev .venv/.oracles  ## run every test and doctest, a file at a time
 check: .venv/.dev  ## format, lint and types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --threads --pythonpath $(BIN)/python
 
 bench: .venv/.bench  ## time the solver, TReLU, the training loop and K-FAC, each beside its peer
 	$(BIN)/python benchmarks/solver.py
@@ -66,11 +66,14 @@ clean:  ## remove everything that the other targets made
 	rm -rf .venv .venv-peers .venv-jax-example build dist out site .hypothesis .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# One stamp for each extra; the environment is made anew only when it is missing.
+# One stamp for each extra; the environment is made anew only when it is missing. The extra `dev` has
+# all that `train` has.
+.venv/.dev: INCLUDED := .venv/.train
+
 .venv/.%: $(SETTINGS) | $(BIN)/python
 	@echo "Installing skipless[$*] into .venv"
 	@$(INSTALL) --editable '.[$*]'
-	@touch $@
+	@touch $@ $(INCLUDED)
 
 # Tests compare K-FAC with curvlinops. What it asks for would bring torchvision, which its K-FAC does
 # not need and which is of no use beside the CPU build of torch.

@@ -36,8 +36,9 @@ class Case:
     gain: float = 1.0
 
 
-FIXED = [Case(kind, lr=0.01) for kind in SHAPES]
-ADAPTIVE = [Case(k, damping=d, gain=g) for k in SHAPES for d, g in ((1.0, 1.0), (1e-4, 6.0))]
+# The convolutional network ends with a layer as the MLP's, and JAX takes long to compile.
+FIXED = [Case("convolutional", lr=0.01)]
+ADAPTIVE = [Case("mlp", damping=1.0), Case("convolutional", damping=1e-4, gain=6.0)]
 
 
 def task(case: Case) -> Arrays:
