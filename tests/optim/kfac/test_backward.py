@@ -121,3 +121,33 @@ def test_hooks_are_removed_even_after_an_error() -> None:
         carry_back(last, torch.ones_like(last), edges, [], stop)
     last.sum().backward()
     assert a.weight.grad is not None
+
+
+class Solver(torch.autograd.Function):
+    """Its backward pass runs another one through the layers before it, as implicit layers do."""
+
+    @staticmethod
+    def forward(ctx, value: Tensor, inner: Tensor, inputs: Tensor) -> Tensor:
+        ctx.inner, ctx.inputs = inner, inputs
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (more,) = torch.autograd.grad(ctx.inner, ctx.inputs, gradient, retain_graph=True)
+        return gradient + more, None, None
+
+
+def test_passes_inside_of_the_pass_are_not_seen() -> None:
+    first, second, last = layers(3)
+    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    a = first(x)
+    b = second(a.tanh())
+    outputs = last(Solver.apply(b, b, x))
+    edges = [get_gradient_edge(t) for t in (a, b, outputs)]
+    scores = torch.randn_like(outputs)
+    expected = torch.autograd.grad([outputs], edges, [scores], retain_graph=True)
+    found: dict[int, list[Tensor]] = {0: [], 1: [], 2: []}
+    carry_back(outputs, scores, edges, [], lambda index, g: found[index].append(g.clone()))
+    for index, gradients in found.items():
+        assert len(gradients) == 1
+        torch.testing.assert_close(gradients[0], expected[index], rtol=1e-14, atol=1e-14)

@@ -439,8 +439,27 @@ def test_however_the_layers_are_called_the_steps_are_the_same(
 def test_activations_in_place_make_no_difference(activation: Any) -> None:
     found: list[list[Tensor]] = []
     for inplace in (False, True):
+        torch.manual_seed(0)  # of the layer in between
         model = mlp(activation(inplace=inplace), nn.Linear(6, 6), activation(inplace=inplace))
         run(KFAC(model, 0.1, burn_in=1), model, data(5, 8, 5))
+        found.append(values(model))
+    assert_close(*found)
+
+
+@pytest.mark.parametrize("shape", [(8, 3, 5), (5, 7)])
+def test_nor_do_they_behind_layers_that_give_views(shape: tuple[int, ...]) -> None:
+    """As a Linear does for more than two dimensions, and a convolution without a batch."""
+    found: list[list[Tensor]] = []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        first = nn.Linear(5, 6) if len(shape) == 3 else nn.Conv1d(5, 6, 3)
+        last = nn.Linear(6 if len(shape) == 3 else 5, 4)
+        model = nn.Sequential(first, nn.ReLU(inplace=inplace), last, nn.Flatten(0, -2))
+        before = first.weight.detach().clone()
+        rows = len(model(torch.zeros(shape)))
+        batches = [(torch.randn(shape), torch.arange(rows) % 4) for _ in range(3)]
+        run(KFAC(model, 0.1, burn_in=1), model, batches)
+        assert (first.weight - before).abs().max() > 1e-6
         found.append(values(model))
     assert_close(*found)
 

@@ -25,8 +25,11 @@ def carry_back(
     caught where the pass goes through them.
     """
     on_the_way, last = _sorted_out(outputs, edges)
-    handles = [
-        node.register_prehook(_Catch(own, see)) for node, own in _by_node(edges, on_the_way).items()
+    own_pass = _Pass()
+    handles = [] if outputs.grad_fn is None else [outputs.grad_fn.register_prehook(own_pass)]
+    handles += [
+        node.register_prehook(_Catch(own, see, own_pass))
+        for node, own in _by_node(edges, on_the_way).items()
     ]
     try:
         asked: Any = [*(edges[index] for index in last), *leaves]  # which takes both
@@ -44,17 +47,40 @@ def carry_back(
     return list(found[len(last) :])
 
 
+class _Pass:
+    """Which pass is ours: functions of a user may run others inside, through the same nodes."""
+
+    def __init__(self) -> None:
+        self._task: int | None = None
+
+    def __call__(self, _: tuple[Tensor | None, ...]) -> None:
+        """Called where the pass begins."""
+        self._task = _current_task() if self._task is None else self._task
+
+    def is_running(self) -> bool:
+        return self._task == _current_task()
+
+
 class _Catch:
     """A hook that shows gradients at outputs of a node, by their places among them."""
 
-    def __init__(self, places: Sequence[tuple[int, int]], see: Callable[[int, Tensor], None]):
-        self._places, self._see = places, see
+    def __init__(
+        self,
+        places: Sequence[tuple[int, int]],
+        see: Callable[[int, Tensor], None],
+        own_pass: _Pass,
+    ) -> None:
+        self._places, self._see, self._pass = places, see, own_pass
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
-        for index, place in self._places:
+        for index, place in self._places if self._pass.is_running() else ():
             gradient = gradients[place]
             if gradient is not None:
                 self._see(index, gradient)
+
+
+def _current_task() -> int:
+    return torch._C._current_graph_task_id()  # which has no public name
 
 
 def _by_node(

@@ -58,7 +58,7 @@ class Listener:
                 # Others trained it since, and would pile up here what nobody asks for.
                 self._versions[layer] = version
                 self._uses[layer] = []
-            use = Use(layer, inputs.detach(), get_gradient_edge(output))
+            use = Use(layer, inputs.detach(), _origin(output))
             self._uses.setdefault(layer, []).append(use)
 
 
@@ -79,6 +79,17 @@ class _Hook:
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
         return _Hook, ()
+
+
+def _origin(output: Tensor) -> GradientEdge:
+    """Where an output came from.
+
+    What a Linear gives for more than two dimensions, or a convolution without a batch, is a view of
+    what it computed. What then writes in place takes the view out of the graph, but not that.
+    """
+    whole = output._base
+    is_reshaped = whole is not None and whole.numel() == output.numel() and whole.requires_grad
+    return get_gradient_edge(whole if whole is not None and is_reshaped else output)
 
 
 def _remove(handles: list[Any]) -> None:
