@@ -31,7 +31,6 @@ demo: .venv/.train  ## train 50 layers without shortcuts beside a ResNet, in thr
 test: .venv/.dev .venv/.oracles  ## run every test and doctest, a file at a time on each core
 	@$(MAKE) --no-print-directory .venv-jax-example/.ready || echo "Tests beside kfac-jax are skipped."
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
-	KERAS_BACKEND=jax $(BIN)/python -m pytest --numprocesses auto tests/keras/test_activations.py tests/keras/test_trace.py
 
 check: .venv/.dev  ## format, lint and types
 	$(BIN)/ruff format --check

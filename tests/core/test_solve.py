@@ -90,7 +90,7 @@ def assert_conditions_hold(solution: Solution) -> None:
     assert solution.largest_residual < RESIDUAL
 
 
-@pytest.mark.parametrize("depth", [2, 50, 10_000])
+@pytest.mark.parametrize("depth", [2, 10_000])
 @pytest.mark.parametrize("name", TAT_SMOOTH)
 def test_tat_by_tau_meets_its_four_conditions_by_quadpack(name: str, depth: int) -> None:
     solution = solve(Graph.chain(depth), TAT(tau=0.3), name)
@@ -98,7 +98,7 @@ def test_tat_by_tau_meets_its_four_conditions_by_quadpack(name: str, depth: int)
     assert_conditions_hold(solution)
 
 
-@pytest.mark.parametrize("depth", [3, 50, 10_000])
+@pytest.mark.parametrize("depth", [3, 10_000])
 @pytest.mark.parametrize("name", DKS_SHAPED)
 def test_dks_meets_its_four_conditions_by_quadpack(name: str, depth: int) -> None:
     zeta = 1.5 if name not in ("tanh_shrink", "bent_identity") else 1.3
