@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from skipless.optim.kfac import moments
-from skipless.optim.kfac.moments import Window, output_moments, patch_moments, row_moment
+from skipless.optim.kfac.moments import Scratch, Window, output_moments, patch_moments, row_moment
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -183,6 +183,17 @@ def test_moments_of_gradients_sum_over_examples_and_positions(
     rows = grads.movedim(1, -1).reshape(-1, groups, 6 // groups).transpose(0, 1).tolist()
     expected = torch.tensor([outer_sum(group) for group in rows], dtype=torch.float64)
     assert_close(output_moments(grads, groups), expected)
+
+
+def test_layers_of_all_sizes_and_types_may_share_their_scratch() -> None:
+    scratch = Scratch()
+    window = Window.of(nn.Conv2d(4, 1, 3, stride=2, padding=1))
+    for size, dtype in [(6, torch.float64), (3, torch.float32), (6, torch.float32), (9, None)]:
+        inputs = draw(2, 4, size, size, seed=size).to(dtype or torch.float64)
+        found, _ = patch_moments(inputs, window, True, scratch)
+        rows = [[*patch, 1.0] for patch in patches(inputs.double(), window, 0)]
+        assert found.dtype == inputs.dtype
+        assert_close(found[0].double(), torch.tensor(outer_sum(rows)).double(), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

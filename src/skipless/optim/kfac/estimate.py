@@ -15,6 +15,7 @@ from .blocks import Blocks
 from .diagonal import Diagonal
 from .layers import Layer, find_layers
 from .listener import Listener, Use
+from .moments import Scratch
 from .notes import Notes
 from .processes import average_, rank, world
 from .scores import Chance, Fisher, Loss, empirical_scores, exact_scores, sampled_scores, terms
@@ -79,6 +80,7 @@ class Estimate:
         # In the order of the network, which is the same on all processes.
         self._unseen = dict.fromkeys(layers)
         self._taken = _Taken()
+        self._scratch = Scratch()
         if self.diagonal.parameters:
             self.notes.diagonal(self.diagonal.parameters, _OTHER_KINDS)
 
@@ -109,7 +111,7 @@ class Estimate:
                 # Other passes may have been made already, and their turn is still to come.
                 self.listener.put_back(use for use in uses if use not in reached)
                 uses = [use for use in uses if use in reached]
-        sums = _sums(uses, self.input_stride, moments)
+        sums = _sums(uses, self.input_stride, moments, self._scratch)
         self._add(sums, losses or terms(outputs, self.loss))
 
     def _scores(self, outputs: Tensor, targets: Tensor | None, chance: Chance) -> Iterator[Tensor]:
@@ -270,12 +272,14 @@ class Estimate:
         }
 
 
-def _sums(uses: Iterable[Use], stride: int, outputs: Mapping[Layer, Tensor]) -> dict[Layer, _Sums]:
+def _sums(
+    uses: Iterable[Use], stride: int, outputs: Mapping[Layer, Tensor], scratch: Scratch
+) -> dict[Layer, _Sums]:
     """All second moments: of what entered the layers, that of each `stride`th example."""
     sums: dict[Layer, _Sums] = {}
     for use in uses:
         layer = use.layer
-        moments, rows = layer.input_moments(use.inputs, stride)
+        moments, rows = layer.input_moments(use.inputs, stride, scratch)
         if (own := sums.get(layer)) is None:
             sums[layer] = _Sums(moments, rows, outputs[layer])
         else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .moments import output_moments, patch_moments, row_moment
+from .moments import Scratch, output_moments, patch_moments, row_moment
 from .windows import Window
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -55,7 +55,9 @@ class Layer:
         return outputs, self.weight[0].numel() + (self.bias is not None)
 
     @torch.no_grad()
-    def input_moments(self, inputs: Tensor, stride: int = 1) -> tuple[Tensor, int]:
+    def input_moments(
+        self, inputs: Tensor, stride: int = 1, scratch: Scratch | None = None
+    ) -> tuple[Tensor, int]:
         """Second moments of the rows, summed, (groups, columns, columns), and their number.
 
         Of a batch, each `stride`th example is taken.
@@ -69,7 +71,7 @@ class Layer:
             return counts.to(_precise(self.weight)).unsqueeze(0), codes.numel()
         if isinstance(module, Convolution):
             batch = inputs if self._batched(inputs) else inputs.unsqueeze(0)
-            return patch_moments(batch, Window.of(module), homogeneous)
+            return patch_moments(batch, Window.of(module), homogeneous, scratch)
         rows = inputs.reshape(-1, inputs.shape[-1])
         return row_moment(rows, homogeneous).unsqueeze(0), len(rows)
 

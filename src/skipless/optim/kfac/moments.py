@@ -8,19 +8,20 @@ not laid out. With pixels $x_q \in \mathbb{R}^C$, pairs of taps at a distance $\
 $$\sum_{q=a}^{b-1} x_q\, x_{q+\delta}^\top ,$$
 
 but for the edges of the image, where some of them stop earlier than others: ranges of $q$ are cut
-where one of them begins or ends, and each pair adds up its pieces. For a kernel of 3x3, these are
-13 large products and 16 along edges, in place of 81, all of them on views of one copy of the
-inputs. A stride sorts pixels into phases; each tap reads one of these.
+where one of them begins or ends, and each pair adds up its pieces. Rows of pixels are multiplied
+one by one, in one batch, so that only cuts across them cost anything: for a kernel of 3x3 these are
+19 batches, in place of 81 products, all of them on views of one copy of the inputs. A stride sorts
+pixels into phases; each tap reads one of these.
 
 Sums are in float32, or in float64 where the tensors are. Extra memory is at most about that of the
-result and four copies of a part of the batch, each of `CHUNK_BYTES` or of one example; and one copy
-of the whole batch where the padding is not of zeros.
+result and four copies of a part of the batch, each of `CHUNK_BYTES` or of one example, of which a
+`Scratch` keeps one; and one copy of the whole batch where the padding is not of zeros.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -30,13 +31,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .windows import Box, Window, axes, planned
+from .windows import Band, Window, axes, planned
 
 P = ParamSpec("P")
 R = TypeVar("R")
 CHUNK_BYTES = 32 * 2**20
 MOST_PRODUCTS = 512  # beyond, as in patches of 16x16 side by side, calls cost more than they save
 WIDE = 128  # a product of this many columns or more keeps the cores busy on its own
+CORES = 8  # that a long product of fewer columns is cut up for
 
 
 def _in_full_precision(function: Callable[Concatenate[Tensor, P], R]):
@@ -87,13 +89,31 @@ def output_moments(grads: Tensor, groups: int) -> Tensor:
     return moments
 
 
+class Scratch:
+    """Memory that is written anew for each layer: to be given fresh pages would take longer."""
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0)
+
+    def numbers(self, like: Tensor) -> Tensor:
+        """As many numbers as `like` has, of its type and on its device; not set to anything."""
+        buffer = self._buffer
+        if (buffer.dtype, buffer.device) != (like.dtype, like.device) or len(buffer) < like.numel():
+            self._buffer = buffer = like.new_empty(like.numel())
+        return buffer[: like.numel()]
+
+
 @_in_full_precision
-def patch_moments(inputs: Tensor, window: Window, homogeneous: bool) -> tuple[Tensor, int]:
+def patch_moments(
+    inputs: Tensor, window: Window, homogeneous: bool, scratch: Scratch | None = None
+) -> tuple[Tensor, int]:
     """Sums of p pᵀ over all patches of `inputs` (N, C, *spatial), for each group; and their number.
 
     Entries of a patch are in the order of `weight.flatten(1)`. If `homogeneous`, each patch ends
-    with a 1 for the bias.
+    with a 1 for the bias. Whoever has many layers hands the same `scratch` to all of them.
     """
+    if inputs.ndim == 3:  # a signal is an image of one row
+        inputs, window = inputs.unsqueeze(2), window.of_rows()
     if window.padding_mode != "zeros":
         inputs = F.pad(inputs, _widths(window), mode=window.padding_mode)
         window = replace(window, padding=((0, 0),) * len(window.padding), padding_mode="zeros")
@@ -104,7 +124,7 @@ def patch_moments(inputs: Tensor, window: Window, homogeneous: bool) -> tuple[Te
     if math.prod(window.kernel) == 1 and not any(map(sum, window.padding)):
         moment += output_moments(_phase(inputs, window.stride, (0,) * len(sizes)), window.groups)
     elif math.prod(map(len, axes(window, sizes))) // 2 <= MOST_PRODUCTS:  # // 2: by symmetry
-        _add_shared_products_(moment, inputs, window)
+        _add_shared_products_(moment, inputs, window, scratch or Scratch())
     else:
         _add_patches_(moment, inputs, window)
     number = len(inputs) * math.prod(window.positions(sizes))
@@ -131,9 +151,12 @@ def _parts(values: Tensor, entries: int) -> Iterable[Tensor]:
 
 def _gram(rows: Tensor, out: Tensor | None = None) -> Tensor:
     """`rows.mT @ rows`, symmetric to rounding; where wide, 5/8 is multiplied and 3/8 mirrored."""
-    width = rows.shape[1]
-    step = width if width < 4 * WIDE else -(-width // 4)
+    number, width = rows.shape
     gram = rows.new_empty(width, width) if out is None else out
+    if width < WIDE and number % CORES == 0:
+        parts = rows.unflatten(0, (CORES, -1))
+        return torch.sum(torch.bmm(parts.mT, parts), 0, out=gram)
+    step = width if width < 4 * WIDE else -(-width // 4)
     for i in range(0, width, step):
         here = slice(i, i + step)
         torch.mm(rows[:, here].mT, rows[:, : i + step], out=gram[here, : i + step])
@@ -157,14 +180,23 @@ def _patch_sum(inputs: Tensor, window: Window, dtype: torch.dtype) -> Tensor:
         image = inputs.movedim(1, -1).sum(0, dtype=dtype).movedim(-1, 0)
     else:
         image = inputs.sum(0, dtype=dtype)
-    positions = window.positions(image.shape[1:])
-    image = F.pad(image, _widths(window))
-    reads = [
-        [slice(tap * d, tap * d + s * n, s) for tap in range(k)]
-        for k, d, s, n in zip(window.kernel, window.dilation, window.stride, positions, strict=True)
-    ]
-    totals = [image[(..., *read)].flatten(1).sum(1) for read in itertools.product(*reads)]
-    return torch.stack(totals, dim=1)
+    patches = _patches(image.unsqueeze(0), window)[0]
+    return patches.sum(tuple(range(1, image.ndim))).flatten(1)
+
+
+def _patches(inputs: Tensor, window: Window) -> Tensor:
+    """Patches of `inputs` (N, C, *spatial), as a view (N, C, *positions, *kernel) of a copy."""
+    positions = window.positions(inputs.shape[2:])
+    inputs = F.pad(inputs, _widths(window))
+    strides = inputs.stride()[2:]
+    return inputs.as_strided(
+        (*inputs.shape[:2], *positions, *window.kernel),
+        (
+            *inputs.stride()[:2],
+            *map(operator.mul, strides, window.stride),
+            *map(operator.mul, strides, window.dilation),
+        ),
+    )
 
 
 def _add_patches_(moment: Tensor, inputs: Tensor, window: Window) -> None:
@@ -172,63 +204,72 @@ def _add_patches_(moment: Tensor, inputs: Tensor, window: Window) -> None:
     groups, width, _ = moment.shape
     positions = window.positions(inputs.shape[2:])
     for part in _parts(inputs, math.prod(positions) * groups * width):
-        part = F.pad(part.to(moment.dtype), _widths(window))
-        example, channel, *pixel = part.stride()
-        channels = part.shape[1] // groups
-        strides = [p * s for p, s in zip(pixel, window.stride, strict=True)]
-        steps = [p * d for p, d in zip(pixel, window.dilation, strict=True)]
-        patches = part.as_strided(
-            (groups, len(part), *positions, channels, *window.kernel),
-            (channels * channel, example, *strides, channel, *steps),
-        ).reshape(groups, -1, width)
-        moment.baddbmm_(patches.mT, patches)
+        patches = _patches(part.to(moment.dtype), window).unflatten(1, (groups, -1))
+        rows = patches.movedim((1, 2), (0, 2 + len(positions))).reshape(groups, -1, width)
+        moment.baddbmm_(rows.mT, rows)
 
 
-def _add_shared_products_(moment: Tensor, inputs: Tensor, window: Window) -> None:
+def _add_shared_products_(moment: Tensor, inputs: Tensor, window: Window, scratch: Scratch) -> None:
     """Add the products of patches from those of pixels, each of which many pairs of taps share."""
-    plan = planned(window, tuple(inputs.shape[2:]))
-    channels = inputs.shape[1] // window.groups
-    totals = moment.new_zeros(len(plan.boxes), window.groups, channels, channels)
+    plan = planned(window, tuple(inputs.shape[2:]), moment.dtype, moment.device)
+    groups, channels = window.groups, inputs.shape[1] // window.groups
+    totals = moment.new_zeros(2, len(plan.shares) // 2, groups, channels, channels)
     for part in _parts(inputs, inputs[0].numel()):
-        _add_products_(totals, part.to(moment.dtype), window, plan.boxes)
-    shares = plan.shares.to(totals)
-    blocks = (shares @ totals.flatten(1)).view(-1, window.groups, channels, channels)
-    blocks = torch.cat([blocks, blocks.mT])[plan.places.to(blocks.device)]
+        _add_products_(totals[0], part.to(moment.dtype), window, plan.bands, scratch)
+    totals[1] = totals[0].mT
+    blocks = totals.flatten(2).flatten(0, 1).mT @ plan.shares
     taps = math.prod(window.kernel)
     by_taps = moment.unflatten(2, (channels, taps)).unflatten(1, (channels, taps))
-    by_taps += blocks.view(taps, taps, window.groups, channels, channels).permute(2, 3, 0, 4, 1)
+    by_taps += blocks.view(groups, channels, channels, taps, taps).transpose(2, 3)
 
 
-def _add_products_(totals: Tensor, inputs: Tensor, window: Window, boxes: Sequence[Box]) -> None:
+def _add_products_(
+    totals: Tensor, inputs: Tensor, window: Window, bands: Sequence[Band], scratch: Scratch
+) -> None:
     """Add products over boxes, as matrix products of views of one copy of the inputs."""
-    phases = {
-        phase: _by_position(_phase(inputs, window.stride, phase), window.groups)
-        for phase in {box.phase(side) for box in boxes for side in (0, 1)}
-    }
-    for total, box in zip(totals, boxes, strict=True):
-        left, right = (_pixels(phases[box.phase(side)], box.of(side)) for side in (0, 1))
-        _add_product_(total, left, right)
+    batch, free = len(inputs), scratch.numbers(inputs)
+    phases: dict[tuple[int, ...], Tensor] = {}
+    for phase in {side.phase for band in bands for side in band.sides}:
+        pixels = _phase(inputs, window.stride, phase)
+        own, free = free.split([pixels.numel(), len(free) - pixels.numel()])
+        phases[phase] = _by_position(pixels, window.groups, own)
+    by_band = totals.split([len(band.rows) for band in bands])
+    for band, own in zip(bands, by_band, strict=True):
+        left, right = (
+            _pixels(phases[side.phase], side.pixels, window.groups, batch) for side in band.sides
+        )
+        _add_product_(own, band, left, right)
 
 
-def _by_position(inputs: Tensor, groups: int) -> Tensor:
-    """`inputs` (N, C, ..., W) in memory as (..., groups, W, N, C / groups).
+def _by_position(inputs: Tensor, groups: int, out: Tensor) -> Tensor:
+    """`inputs` (N, C, ..., H, W) in memory as (..., H · groups, W · N, C / groups).
 
     Here the pixels of a stretch along W, of all examples, are rows that follow one another.
     """
     channels_last = inputs.movedim(1, -1).contiguous()  # two simple copies are faster than one
-    return channels_last.unflatten(-1, (groups, -1)).movedim((0, -3, -2), (-2, -3, -4)).contiguous()
+    by_group = channels_last.unflatten(-1, (groups, -1)).movedim((0, -3, -2), (-2, -3, -4))
+    return out.view(by_group.shape).copy_(by_group).flatten(-3, -2).flatten(-4, -3)
 
 
-def _pixels(values: Tensor, slices: Sequence[slice]) -> Tensor:
-    """The pixels of a box as (... · groups, W · N, C / groups), a view but in 3-D."""
-    *others, last = slices
-    return values[(*others, ..., last, slice(None), slice(None))].flatten(-3, -2).flatten(0, -3)
+def _pixels(values: Tensor, slices: Sequence[slice], groups: int, batch: int) -> Tensor:
+    """The pixels of a box as (... · H · groups, W · N, C / groups), a view but in 3-D."""
+    *others, rows, columns = slices
+    own = (*others, _times(rows, groups), _times(columns, batch))
+    return values[own].flatten(0, -3)
 
 
-def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
-    groups, channels, _ = total.shape
+def _times(span: slice, factor: int) -> slice:
+    return slice(span.start * factor, span.stop * factor)
+
+
+def _add_product_(totals: Tensor, band: Band, left: Tensor, right: Tensor) -> None:
+    """Add products of the pixels of a band to the totals of its boxes, each over its own rows."""
+    _, groups, channels, _ = totals.shape
     if channels < WIDE:
-        total += (left.mT @ right).view(-1, groups, channels, channels).sum(0)
-    else:
-        for a, b in zip(left.split(groups), right.split(groups), strict=True):
+        products = torch.bmm(left.mT, right).view(-1, groups * channels * channels)
+        totals.flatten(1).addmm_(band.sums, products)
+        return
+    for total, rows in zip(totals, band.rows, strict=True):
+        own = _times(rows, groups)
+        for a, b in zip(left[own].split(groups), right[own].split(groups), strict=True):
             total.baddbmm_(a.mT, b)

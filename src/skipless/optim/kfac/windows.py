@@ -6,8 +6,9 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,16 @@ class Window:
                 padding = tuple((int(size), int(size)) for size in sizes)
         return cls(
             conv.kernel_size, conv.stride, padding, conv.dilation, conv.groups, conv.padding_mode
+        )
+
+    def of_rows(self) -> Window:
+        """The same window for images in place of signals, which reads each row by itself."""
+        return replace(
+            self,
+            kernel=(1, *self.kernel),
+            stride=(1, *self.stride),
+            padding=((0, 0), *self.padding),
+            dilation=(1, *self.dilation),
         )
 
     def positions(self, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -112,45 +123,83 @@ class Box:
         """How far the taps are apart whose products are summed over the box."""
         return tuple(stretch.apart for stretch in self.stretches)
 
-    def phase(self, side: int) -> tuple[int, ...]:
-        """The phase that the pixels of one side are of."""
-        return tuple(stretch.phases[side] for stretch in self.stretches)
+    def side(self, number: int) -> Side:
+        """The pixels of the first (`number` 0) or second (1) side."""
+        return Side(
+            tuple(stretch.phases[number] for stretch in self.stretches),
+            tuple(stretch.of(number) for stretch in self.stretches),
+        )
 
-    def of(self, side: int) -> tuple[slice, ...]:
-        """The pixels of one side."""
-        return tuple(stretch.of(side) for stretch in self.stretches)
+
+class Side(NamedTuple):
+    """The phase that pixels are of, and which of its pixels, along each dimension."""
+
+    phase: tuple[int, ...]
+    pixels: tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Boxes that differ in nothing but where they lie along the first dimension.
+
+    Rows of pixels are multiplied one by one, so it costs nothing to tell them apart.
+    """
+
+    sides: tuple[Side, Side]  # from the first box to the last
+    rows: tuple[slice, ...]  # of these, for each box
+    sums: Tensor  # (boxes, rows): 1 where a row is one of a box
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which products are computed, and which blocks of the moment each of them is a part of.
+    """Which products are computed, and which pairs of taps each of them is a part of.
 
-    Blocks are those of pairs of taps, the first not after the second: `shares` says which boxes
-    they sum over, `places` which block, or beyond them which transposed one, goes where.
+    Products are those of all boxes of all bands, and then their transposes.
     """
 
-    boxes: tuple[Box, ...]
-    shares: Tensor  # (blocks, boxes)
-    places: Tensor  # (taps · taps)
+    bands: tuple[Band, ...]
+    shares: Tensor  # (2 · boxes, taps · taps)
 
 
-@lru_cache(maxsize=512)
-def planned(window: Window, sizes: tuple[int, ...]) -> Plan:
+@lru_cache(maxsize=128)  # one of 7x7 taps has 10 MB
+def planned(
+    window: Window, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Plan:
     none = (0,) * len(sizes)
-    boxes = [Box(stretches) for stretches in itertools.product(*axes(window, sizes))]
-    boxes = [box for box in boxes if box.apart >= none]
+    first, *others = axes(window, sizes)
+    alike: dict[tuple[object, ...], list[Stretch]] = {}
+    for stretch in first:
+        alike.setdefault((stretch.phases, stretch.lag, stretch.apart), []).append(stretch)
+    bands: list[Band] = []
+    boxes: list[Box] = []
+    for along, across in itertools.product(alike.values(), itertools.product(*others)):
+        own = [Box((stretch, *across)) for stretch in along]
+        if own[0].apart >= none:
+            bands.append(_band(along, across, dtype, device))
+            boxes += own
     taps = math.prod(window.kernel)
     steps = [math.prod(window.kernel[axis + 1 :]) for axis in range(len(sizes))]
-    pairs = list(itertools.combinations_with_replacement(range(taps), 2))
-    number = {pair: index for index, pair in enumerate(pairs)}
-    shares = torch.zeros(len(pairs), len(boxes))
-    for column, box in enumerate(boxes):
+    shares = torch.zeros(2, len(boxes), taps, taps)
+    for index, box in enumerate(boxes):
         apart = sum(map(operator.mul, box.apart, steps))
         for own in itertools.product(*(stretch.taps for stretch in box.stretches)):
-            first = sum(map(operator.mul, own, steps))
-            shares[number[first, first + apart], column] = 1.0
-    places = [
-        number[i, j] if i <= j else len(pairs) + number[j, i]
-        for i, j in itertools.product(range(taps), repeat=2)
-    ]
-    return Plan(tuple(boxes), shares, torch.tensor(places))
+            tap = sum(map(operator.mul, own, steps))
+            shares[0, index, tap, tap + apart] = 1.0
+            if apart:
+                shares[1, index, tap + apart, tap] = 1.0
+    return Plan(tuple(bands), shares.flatten(2).flatten(0, 1).to(device, dtype))
+
+
+def _band(
+    along: Sequence[Stretch], across: Sequence[Stretch], dtype: torch.dtype, device: torch.device
+) -> Band:
+    """The boxes that stretches along the first dimension make with one along each other."""
+    start, stop = along[0].start, along[-1].stop
+    whole = Box((replace(along[0], stop=stop), *across))
+    # Those of three dimensions are of planes, each with its own rows.
+    each = math.prod(stretch.stop - stretch.start for stretch in across[:-1])
+    rows = [slice((s.start - start) * each, (s.stop - start) * each) for s in along]
+    sums = torch.zeros(len(rows), rows[-1].stop, dtype=dtype, device=device)
+    for own, part in zip(sums, rows, strict=True):
+        own[part] = 1.0
+    return Band((whole.side(0), whole.side(1)), tuple(rows), sums)
