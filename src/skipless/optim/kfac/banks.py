@@ -7,8 +7,10 @@ eigenvalues only approximates (EKFAC; George et al., 2018).
 
 from __future__ import annotations
 
+import itertools
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +18,8 @@ from torch import Tensor, nn
 
 from .inverse import Damping, damped_inverses, eigenbases, factored_damping
 from .layers import Layer
+
+CACHED_BYTES = 2 * 2**20  # of matrices that stay in a core's cache from one product to the next
 
 
 class Block:
@@ -92,18 +96,24 @@ class Bank(ABC):
         self, blocks: Sequence[Block], values: Mapping[nn.Parameter, Tensor], damping: float
     ) -> dict[nn.Parameter, Tensor]:
         """Inverse curvature times values, such as gradients, of the layers given."""
-        sizes = [block.layer.groups for block in blocks]
-        stacked = self.left.new_empty(sum(sizes), *blocks[0].layer.shape)
-        for block, room in zip(blocks, stacked.split(sizes), strict=True):
-            block.layer.matrices(values, out=room)
-        pieces = self.solved(blocks, stacked, damping).split(sizes)
-        return {
-            parameter: part
-            for block, piece in zip(blocks, pieces, strict=True)
-            for parameter, part in zip(
-                block.layer.parameters, block.layer.parts(piece), strict=True
-            )
-        }
+        found: dict[nn.Parameter, Tensor] = {}
+        for some in self._portions(blocks):
+            sizes = [block.layer.groups for block in some]
+            stacked = self.left.new_empty(sum(sizes), *some[0].layer.shape)
+            for block, room in zip(some, stacked.split(sizes), strict=True):
+                block.layer.matrices(values, out=room)
+            pieces = self.solved(some, stacked, damping).split(sizes)
+            for block, piece in zip(some, pieces, strict=True):
+                parts = [part.contiguous() for part in block.layer.parts(piece)]
+                found |= zip(block.layer.parameters, parts, strict=True)
+        return found
+
+    def _portions(self, blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:
+        """All layers at once, but on a CPU as few as keep its cores busy."""
+        layer = blocks[0].layer
+        each = layer.groups * math.prod(layer.shape) * self.left.itemsize
+        most = max(1, CACHED_BYTES // each) if self.left.device.type == "cpu" else len(blocks)
+        return (blocks[start : start + most] for start in range(0, len(blocks), most))
 
     def _room(self, shape: Sequence[int]) -> Tensor:
         n = sum(block.layer.groups for block in self.blocks)
@@ -111,9 +121,10 @@ class Bank(ABC):
 
     def _stacked(self, chosen: Sequence[Block], tensor: Tensor) -> Tensor:
         """The part of a tensor that belongs to some layers."""
-        if len(chosen) == len(self.blocks):
-            return tensor
-        return torch.cat([tensor[self.places[block]] for block in chosen])
+        places = [self.places[block] for block in chosen]
+        if all(a.stop == b.start for a, b in itertools.pairwise(places)):
+            return tensor[places[0].start : places[-1].stop]
+        return torch.cat([tensor[place] for place in places])
 
 
 class Inverses(Bank):

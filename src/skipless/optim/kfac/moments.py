@@ -150,13 +150,13 @@ def _parts(values: Tensor, entries: int) -> Iterable[Tensor]:
 
 
 def _gram(rows: Tensor, out: Tensor | None = None) -> Tensor:
-    """`rows.mT @ rows`, symmetric to rounding; where wide, 5/8 is multiplied and 3/8 mirrored."""
+    """`rows.mT @ rows`, symmetric to rounding; where wide, up to 3/8 are mirrored."""
     number, width = rows.shape
     gram = rows.new_empty(width, width) if out is None else out
     if width < WIDE and number % CORES == 0:
         parts = rows.unflatten(0, (CORES, -1))
         return torch.sum(torch.bmm(parts.mT, parts), 0, out=gram)
-    step = width if width < 4 * WIDE else -(-width // 4)
+    step = width if width < 4 * WIDE else max(2 * WIDE, -(-width // 4))
     for i in range(0, width, step):
         here = slice(i, i + step)
         torch.mm(rows[:, here].mT, rows[:, : i + step], out=gram[here, : i + step])
