@@ -57,15 +57,15 @@ def refuse(name: str) -> Outcome:
     raise OSError(f"{name} does not go")
 
 
-def taken(study: SharedStudy) -> list[str]:
-    """The runs that a worker gets until nothing is left."""
+def taken(study: SharedStudy, times: int = 20) -> list[str]:
+    """The runs that a worker gets until nothing is left, or in so many times that it asks."""
     names: list[str] = []
 
     def run(name: str) -> Outcome:
         names.append(name)
         return DONE
 
-    for _ in range(20):
+    for _ in range(times):
         study.take(run)
     return names
 
@@ -136,10 +136,12 @@ def test_runs_that_failed_are_taken_up_again_and_others_are_not(study: SharedStu
 
 
 def test_a_worker_that_died_before_its_first_heartbeat_is_given_up(
-    study: SharedStudy, seen: optuna.Study
+    tmp_path: Path, study: SharedStudy, seen: optuna.Study
 ) -> None:
     seen.ask()
-    assert taken(study) == ["b"]
+    with closing(shared(tmp_path / "study.db", ["a", "b"], seconds=3600)) as patient:
+        assert taken(patient) == ["b"]
+    assert taken(study, times=1) == []  # which sees it for the first time
     time.sleep(2.1)
     assert taken(study) == ["a"]
 
