@@ -154,13 +154,20 @@ def test_a_kernel_of_one_pixel_reads_every_stride_th_pixel(
 
 
 @pytest.mark.parametrize("homogeneous", [False, True])
-@pytest.mark.parametrize("width", [1, 7, 257])
+@pytest.mark.parametrize(("number", "width"), [(5, 1), (16, 1), (5, 7), (64, 7), (5, 257)])
 @pytest.mark.parametrize("chunk_bytes", [1, moments.CHUNK_BYTES])
+@pytest.mark.parametrize("wide", [1, moments.WIDE])  # so that more than 4 columns are, or none
 def test_the_moment_of_rows_sums_their_outer_products(
-    width: int, homogeneous: bool, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+    number: int,
+    width: int,
+    homogeneous: bool,
+    chunk_bytes: int,
+    wide: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(moments, "CHUNK_BYTES", chunk_bytes)
-    rows = draw(5, width)
+    monkeypatch.setattr(moments, "WIDE", wide)
+    rows = draw(number, width)
     expected = outer_sum([[*row, *[1.0] * homogeneous] for row in rows.tolist()])
     assert_close(row_moment(rows, homogeneous), torch.tensor(expected, dtype=torch.float64))
 
@@ -194,6 +201,12 @@ def test_layers_of_all_sizes_and_types_may_share_their_scratch() -> None:
         rows = [[*patch, 1.0] for patch in patches(inputs.double(), window, 0)]
         assert found.dtype == inputs.dtype
         assert_close(found[0].double(), torch.tensor(outer_sum(rows)).double(), tolerance=1e-5)
+
+
+def test_scratch_is_used_again_where_it_is_large_enough() -> None:
+    scratch = Scratch()
+    large = scratch.numbers(torch.zeros(3, 4))
+    assert scratch.numbers(torch.ones(5)).data_ptr() == large.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -109,7 +109,7 @@ class Bank(ABC):
         return found
 
     def _portions(self, blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:
-        """All layers at once, but on a CPU as few as keep its cores busy."""
+        """All layers at once, but on a CPU as few as stay in its cache."""
         layer = blocks[0].layer
         each = layer.groups * math.prod(layer.shape) * self.left.itemsize
         most = max(1, CACHED_BYTES // each) if self.left.device.type == "cpu" else len(blocks)

@@ -14,8 +14,9 @@ one by one, in one batch, so that only cuts across them cost anything: for a ker
 pixels into phases; each tap reads one of these.
 
 Sums are in float32, or in float64 where the tensors are. Extra memory is at most about that of the
-result and four copies of a part of the batch, each of `CHUNK_BYTES` or of one example, of which a
-`Scratch` keeps one; and one copy of the whole batch where the padding is not of zeros.
+result, of a product for each row of an image, and of four copies of a part of the batch, each of
+`CHUNK_BYTES` or of one example, of which a `Scratch` keeps one; and one copy of the whole batch
+where the padding is not of zeros.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def _gram(rows: Tensor, out: Tensor | None = None) -> Tensor:
     """`rows.mT @ rows`, symmetric to rounding; where wide, up to 3/8 are mirrored."""
     number, width = rows.shape
     gram = rows.new_empty(width, width) if out is None else out
-    if width < WIDE and number % CORES == 0:
+    if width < WIDE and number >= CORES * width and number % CORES == 0:
         parts = rows.unflatten(0, (CORES, -1))
         return torch.sum(torch.bmm(parts.mT, parts), 0, out=gram)
     step = width if width < 4 * WIDE else max(2 * WIDE, -(-width // 4))
@@ -213,14 +214,14 @@ def _add_shared_products_(moment: Tensor, inputs: Tensor, window: Window, scratc
     """Add the products of patches from those of pixels, each of which many pairs of taps share."""
     plan = planned(window, tuple(inputs.shape[2:]), moment.dtype, moment.device)
     groups, channels = window.groups, inputs.shape[1] // window.groups
-    totals = moment.new_zeros(2, len(plan.shares) // 2, groups, channels, channels)
+    totals = moment.new_zeros(len(plan.shares), groups, channels, channels)
     for part in _parts(inputs, inputs[0].numel()):
-        _add_products_(totals[0], part.to(moment.dtype), window, plan.bands, scratch)
-    totals[1] = totals[0].mT
-    blocks = totals.flatten(2).flatten(0, 1).mT @ plan.shares
+        _add_products_(totals, part.to(moment.dtype), window, plan.bands, scratch)
     taps = math.prod(window.kernel)
-    by_taps = moment.unflatten(2, (channels, taps)).unflatten(1, (channels, taps))
-    by_taps += blocks.view(groups, channels, channels, taps, taps).transpose(2, 3)
+    blocks = (totals.flatten(1).mT @ plan.shares)[:, plan.places]
+    blocks = blocks.view(groups, channels, channels, taps, taps)
+    by_taps = moment.unflatten(2, (channels, taps)).unflatten(1, (channels, taps)).transpose(2, 3)
+    torch.where(plan.ordered, blocks, blocks.transpose(1, 2), out=by_taps)
 
 
 def _add_products_(

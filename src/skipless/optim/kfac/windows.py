@@ -154,14 +154,17 @@ class Band:
 class Plan:
     """Which products are computed, and which pairs of taps each of them is a part of.
 
-    Products are those of all boxes of all bands, and then their transposes.
+    Products are those of all boxes of all bands. Pairs have the first tap not after the second;
+    those of the others are transposed.
     """
 
     bands: tuple[Band, ...]
-    shares: Tensor  # (2 · boxes, taps · taps)
+    shares: Tensor  # (boxes, pairs)
+    places: Tensor  # (taps · taps), the pair that each is one of, in either order
+    ordered: Tensor  # (taps, taps), whether the first tap is not after the second
 
 
-@lru_cache(maxsize=128)  # one of 7x7 taps has 10 MB
+@lru_cache(maxsize=256)  # one of 7x7 taps has 2.5 MB
 def planned(
     window: Window, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Plan:
@@ -179,15 +182,20 @@ def planned(
             boxes += own
     taps = math.prod(window.kernel)
     steps = [math.prod(window.kernel[axis + 1 :]) for axis in range(len(sizes))]
-    shares = torch.zeros(2, len(boxes), taps, taps)
+    ordered = torch.ones(taps, taps, dtype=torch.bool).triu()
+    pairs = torch.zeros(taps, taps, dtype=torch.int64)
+    pairs[ordered] = torch.arange(taps * (taps + 1) // 2)
+    pairs = pairs.maximum(pairs.mT)
+    found: list[tuple[int, int, int]] = []  # a box, and two taps
     for index, box in enumerate(boxes):
         apart = sum(map(operator.mul, box.apart, steps))
         for own in itertools.product(*(stretch.taps for stretch in box.stretches)):
             tap = sum(map(operator.mul, own, steps))
-            shares[0, index, tap, tap + apart] = 1.0
-            if apart:
-                shares[1, index, tap + apart, tap] = 1.0
-    return Plan(tuple(bands), shares.flatten(2).flatten(0, 1).to(device, dtype))
+            found.append((index, tap, tap + apart))
+    index, tap, other = torch.tensor(found, dtype=torch.int64).view(-1, 3).unbind(1)
+    shares = torch.zeros(len(boxes), taps * (taps + 1) // 2, dtype=dtype)
+    shares[index, pairs[tap, other]] = 1.0
+    return Plan(tuple(bands), shares.to(device), pairs.flatten().to(device), ordered.to(device))
 
 
 def _band(
