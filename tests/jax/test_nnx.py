@@ -1,5 +1,7 @@
 """Flax NNX: constants travel with the model and are not trained; convert shapes what is held."""
 
+import math
+from collections.abc import Callable
 from functools import cache, partial
 
 import jax
@@ -11,7 +13,7 @@ from flax import nnx
 from skipless import DKS, TAT, Graph, solve
 from skipless.core.graph import Activation as ActivationNode
 from skipless.core.network import fold
-from skipless.jax import normalize_per_location, shaped
+from skipless.jax import check, measure, normalize_per_location, pair_inputs, shaped, trace
 from skipless.jax.nnx import Constant, ConversionReport, Identity, ShapedActivation, TReLU, convert
 from skipless.jax.nnx.held import is_activation
 from skipless.jax.nnx.layers import draw
@@ -200,6 +202,67 @@ def test_a_converted_model_is_compiled_and_trained() -> None:
         assert new.constants["negative_slope"] > old.constants["negative_slope"]
 
 
+class Wide(nnx.Module):
+    """Layers wide enough for the theory, and a residual block that the `last` function ends."""
+
+    def __init__(self, last: Callable[..., jax.Array] = lambda x, y, _: 0.8 * x + 0.6 * y) -> None:
+        rngs = nnx.Rngs(0)
+        linear = partial(nnx.Linear, 64, 64, kernel_init=nnx.initializers.zeros, rngs=rngs)
+        self.layers = nnx.List([f for _ in range(10) for f in (linear(), nnx.relu)])
+        self.first, self.second, self.activation = linear(), linear(), nnx.relu
+        self.offset = nnx.Param(jnp.ones(64))
+        self.last = last
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for layer in self.layers:
+            x = layer(x)
+        x = self.first(x)
+        return self.last(x, self.second(self.activation(x)), self.offset[...])
+
+
+VECTORS = pair_inputs((64,), pairs=4, cosine=0.0)
+METHODS = {
+    "TReLU": (TAT(eta=0.5), "leaky_relu"),
+    "smooth TAT": (TAT(tau=0.3), "tanh"),
+    "DKS of tanh": (DKS(), "tanh"),
+    "DKS of softplus": (DKS(), "softplus"),
+}
+
+
+@cache
+def shaped_by(name: str) -> tuple[Wide, ConversionReport]:
+    method, phi = METHODS[name]
+    return convert(Wide(), VECTORS, method, rngs=nnx.Rngs(1), activation=phi)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_converted_model_is_traced_as_it_was_reported(name: str) -> None:
+    model, report = shaped_by(name)
+    definition, state = nnx.split(model)
+    merged = nnx.merge(definition, state)
+    for fn in (model, nnx.jit(model), merged, jax.jit(lambda x: merged(x))):
+        assert trace(fn, VECTORS) == report.graph
+    pure = jax.jit(lambda state, x: nnx.merge(definition, state)(x))
+    assert trace(pure, state, VECTORS) == report.graph
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_converted_model_has_the_kernel_that_was_predicted(name: str) -> None:
+    model, report = shaped_by(name)
+    found = check(nnx.jit(model), VECTORS, solution=report.solution, seeds=4)
+    assert found.agrees, str(found)
+    measured = measure(model, VECTORS).nodes
+    assert [node.kind for node in measured] == [type(n).__name__ for n in report.graph.nodes]
+    close(measured[-1].q.mean, jnp.mean(model(VECTORS) ** 2), 1e-5)
+
+
+def test_a_converted_convolutional_model_is_traced_as_it_was_reported() -> None:
+    _, model, report = converted()
+    model = nnx.clone(model)
+    model.eval()
+    assert trace(model, IMAGE) == report.graph
+
+
 @pytest.mark.parametrize(
     ("block", "message"),
     [
@@ -211,6 +274,37 @@ def test_a_converted_model_is_compiled_and_trained() -> None:
 def test_what_cannot_be_converted_is_refused_with_advice(block, message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         convert(Network(block), IMAGE, SHALLOW, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    ("last", "total"),
+    [
+        (lambda x, y, _: x + y, 2),
+        (lambda x, y, _: (x + y).reshape(-1, 8, 8), 2),
+        (lambda x, y, _: (x + y) + y, 5),
+        (lambda x, y, _: 2.0 * y, 4),
+    ],
+    ids=["sum", "sum moved", "sum of sums", "factor"],
+)
+def test_a_sum_at_the_output_is_refused_as_any_other(last, total: int) -> None:
+    message = rf"test_nnx.py:\d+ add up to {total}, .*w \* x \+ sqrt\(1 - w\*\*2\)"
+    with pytest.raises(UnsupportedModelError, match=message):
+        convert(Wide(last), VECTORS, SHALLOW, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        lambda x, y, _: 0.8 * x + 0.6 * y,
+        lambda x, y, _: (x + y) / math.sqrt(2.0),
+        lambda x, y, offset: y + offset,
+        lambda x, y, _: -y,
+    ],
+    ids=["weighted", "divided", "bias", "sign"],
+)
+def test_a_normalised_sum_at_the_output_is_converted(last) -> None:
+    _, report = convert(Wide(last), VECTORS, SHALLOW, rngs=nnx.Rngs(0))
+    assert fold(report.graph, lambda c: c, 1.0) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_reparametrised_weights_are_refused() -> None:

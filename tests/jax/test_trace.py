@@ -306,10 +306,20 @@ REFUSED = {
     ),
     "none of the known": lambda w, x: (x @ w[0]) * jnp.arange(16.0),
     "adds a tensor to a rearrangement": lambda w, x: (lambda y: y - y.mean(0))(x @ w[0]),
-    "computes stack, the results of all turns of a scan": lambda w, x: jax.lax.scan(
+    "computes scan_results of all its turns": lambda w, x: jax.lax.scan(
         lambda c, w: (c @ w, c), x, w
     )[1].sum(0),
     "computes reduce_max over channels": lambda w, x: (x @ w[0]).reshape(4, 8, 2).max(-1),
+    "computes reduce_sum over channels": lambda w, x: jnp.tanh(x @ w[0]).reshape(4, 8, 2).mean(-1),
+    "reduce_sum over channels or branches": lambda w, x: jnp.mean(
+        jnp.array([x @ w[0], x @ w[1]]), 0
+    ),
+    "reduce_sum over channels or branches, as": lambda w, x: jnp.tanh(
+        jnp.einsum("bi,hio->bho", x, w)
+    ).mean(1),
+    "computes stack of arrays along a new axis": lambda w, x: jnp.stack([x @ w[0], x @ w[1]]).sum(
+        0
+    ),
     "adds an array of the shape of a whole batch": lambda w, x: jnp.tanh(
         x @ w[0] + jnp.cumsum(jnp.ones((4, 16)), 0) @ w[1]
     ),
@@ -322,6 +332,28 @@ def test_what_is_not_covered_is_refused_with_its_line(reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=re.escape(reason)) as error:
         trace(REFUSED[reason], W, X)
     assert re.search(r"test_trace\.py:\d+", str(error.value))
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda y: y.sum(1).sum(1) / 64,
+        lambda y: y.sum((1, 2)) / 64,
+        lambda y: y.sum(2).mean(1) / 8,
+        lambda y: y.sum(1).reshape(2, 2, 4, 16).sum(1).mean(1) / 16,
+        lambda y: y.mean((1, 2)),
+    ],
+)
+def test_a_mean_in_several_sums_is_a_mean(pool) -> None:
+    layer = lambda x: jax.nn.relu(x @ W[0])
+    images = jnp.ones((2, 8, 8, 16))
+    b = GraphBuilder()
+    b.affine(b.activation(b.affine(b.input())))
+    assert trace(lambda x: pool(layer(x)) @ W[1], images) == b.build()
+
+
+def test_what_is_repeated_is_only_moved() -> None:
+    assert trace(lambda w, x: jnp.tile(jnp.tanh(x @ w[0]), (2, 1)), W, X) == Graph.chain(1)
 
 
 def test_a_factor_of_a_shortcut_from_the_input_is_kept_wherever_it_goes() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .operations import AFFINE, signals
+from .operations import AFFINE, APPROXIMATE_MOVES, CONCATENATIONS, SUMS, signals
 from .record import Operation, Tensor
 
 if TYPE_CHECKING:
@@ -44,23 +46,37 @@ def all_axes(reading: Reading, of_input: Axes, start: Tensor) -> Mapping[Tensor,
     return {**found, start: found.get(start, of_input)}
 
 
-def largest_of_channels(reading: Reading) -> Operation | None:
-    """The first operation that takes the largest of several channels, if there is one."""
+def pooling_of_channels(reading: Reading) -> Operation | None:
+    """The first operation that pools channels, or what was concatenated, if there is one."""
     pools = [
         op
         for op in reading.record.operations
-        if op.name in ("reduce_max", "reduce_window_max") and op.outputs[0] in reading.steps
+        if op.name in SUMS | APPROXIMATE_MOVES and op.outputs[0] in reading.steps
     ]
     if not pools:
         return None
     axes = all_axes(reading, input_axes(reading), reading.record.input)
+    joined = _joined(reading.record.operations)
     for op in pools:
         known = axes.get(op.inputs[0])
         windows = op.parameters.get("window_dimensions", ())
-        over = op.parameters.get("axes") or [a for a, size in enumerate(windows) if size > 1]
-        if known is not None and set(known.channels) & set(over):
+        over = set(op.parameters.get("axes") or [a for a, size in enumerate(windows) if size > 1])
+        if over & joined[op.inputs[0]] or (known is not None and over & set(known.channels)):
             return op
     return None
+
+
+def _joined(operations: Sequence[Operation]) -> dict[Tensor, set[int]]:
+    """The axes along which tensors that depend on the input were concatenated."""
+    found: dict[Tensor, set[int]] = defaultdict(set)
+    for op in operations:
+        for source, tensor in itertools.product(signals(op), op.outputs):
+            if op.name not in AFFINE:
+                for axis in found[source]:
+                    found[tensor].update(_positions(op, source.shape, tensor.shape, axis))
+        if op.name in CONCATENATIONS and len(set(signals(op))) > 1:
+            found[op.outputs[0]].add(op.parameters["dimension"])
+    return found
 
 
 def _followed(

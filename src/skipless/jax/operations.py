@@ -7,7 +7,7 @@ from .record import Operation, Tensor
 LAYOUTS = {"reshape", "transpose", "squeeze", "expand_dims", "copy", "convert_element_type"}
 MOVES = {
     "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "dynamic_slice",
-    "pad", "rev", "gather", "split",
+    "pad", "rev", "gather", "split", "tile",
 }  # fmt: skip
 APPROXIMATE_MOVES = {"reduce_window_max", "reduce_max"}
 SUMS = {"reduce_sum", "reduce_window_sum"}
@@ -34,8 +34,9 @@ UNCOVERED = {
         " by a condition that depends on the input or is not known",
         "Give the arrays that decide it, and not their shapes only, or leave it out.",
     ),
-    "stack": (
-        ", the results of all turns of a scan",
+    "stack": (" of arrays along a new axis", "Concatenate them along channels, or add them up."),
+    "scan_results": (
+        " of all its turns",
         "Return what the scan carries, or write its layers as a Python loop.",
     ),
     "gather": (

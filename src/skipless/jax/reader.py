@@ -100,7 +100,7 @@ class Reader(Composer):
         if op.name in AFFINE:
             self._layer(op, inputs)
         elif op.name in SUMS:
-            self._total(tensor, inputs[0], reduced(op))
+            self._total(tensor, inputs[0], reduced(op) * self._totals.get(inputs[0], 1.0))
         elif op.name in MOVES and inputs[0] in self._totals:
             for output in op.outputs:  # it is divided by their number afterwards
                 self._total(output, inputs[0], self._totals[inputs[0]])

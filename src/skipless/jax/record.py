@@ -191,7 +191,7 @@ class _Recorder:
     def _stack(self, parts: Sequence[Tensor], location: Location) -> Tensor:
         aval = jax.ShapeDtypeStruct((len(parts), *parts[0].shape), parts[0].dtype)
         run = lambda *arrays: [jnp.stack(arrays)]
-        return self._append("stack", parts, {}, run, location, [aval])[0]
+        return self._append("scan_results", parts, {}, run, location, [aval])[0]
 
     def _append(
         self,

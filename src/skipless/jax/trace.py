@@ -20,7 +20,7 @@ import numpy as np
 from skipless.core.graph import Graph
 from skipless.core.signals import Notes, UnsupportedModelError
 
-from .axes import largest_of_channels
+from .axes import pooling_of_channels
 from .compose import Step
 from .constants import Constants, x64
 from .reader import Reader
@@ -101,10 +101,11 @@ def read(fn: Callable[..., object], *example_args: object, wide: bool = False) -
     reading = Reading(
         graph, reader.notes, reader.record, reader.steps, reader.biases, reader.last, constants
     )
-    if (op := largest_of_channels(reading)) is not None:
+    if (op := pooling_of_channels(reading)) is not None:
         raise UnsupportedModelError(
-            f"{op.location} computes {op.name} over channels, as maxout does, for which there are "
-            "no Q and C maps. Take an activation of single numbers in its place."
+            f"{op.location} computes {op.name} over channels or branches, as maxout does, for "
+            "which there are no Q and C maps. Take an activation of single numbers in its place, "
+            "and add branches up by themselves (a + b), not as an array of them."
         )
     return reading
 

@@ -166,12 +166,14 @@ def _demand_normalised(graph: Graph) -> None:
     for index, node in enumerate(graph.nodes):
         terms = zip((parts[i] for i in inputs_of(node)), getattr(node, "weights", ()), strict=False)
         parts.append(combined(terms) if isinstance(node, Sum) else {index: 1.0})
-    for index in sorted(graph.live):
-        for i in () if isinstance(graph.nodes[index], Sum) else inputs_of(graph.nodes[index]):
-            total = math.fsum(part**2 for part in parts[i].values())
-            if abs(total - 1.0) > _UNIT:
-                raise UnsupportedModelError(
-                    f"The squares of the weights of the sum at {graph.nodes[i].origin or i} add up "
-                    f"to {total:.4g}, and the theory asks for 1. Write shortcuts as "
-                    "w * x + sqrt(1 - w**2) * branch(x), and divide a sum of n terms by sqrt(n)."
-                )
+    live = [graph.nodes[index] for index in sorted(graph.live)]
+    # A sum of sums is one, which counts where something else reads it, or where the model ends.
+    read = [i for node in live if not isinstance(node, Sum) for i in inputs_of(node)]
+    for i in (*read, graph.output):
+        total = math.fsum(part**2 for part in parts[i].values())
+        if abs(total - 1.0) > _UNIT:
+            raise UnsupportedModelError(
+                f"The squares of the weights of the sum at {graph.nodes[i].origin or i} add up "
+                f"to {total:.4g}, and the theory asks for 1. Write shortcuts as "
+                "w * x + sqrt(1 - w**2) * branch(x), and divide a sum of n terms by sqrt(n)."
+            )
