@@ -356,6 +356,13 @@ def test_what_is_repeated_is_only_moved() -> None:
     assert trace(lambda w, x: jnp.tile(jnp.tanh(x @ w[0]), (2, 1)), W, X) == Graph.chain(1)
 
 
+def test_factors_are_found_to_the_last_bit() -> None:
+    for w in np.arange(0.02, 1.0, 0.07).tolist():
+        other = math.sqrt(1.0 - w * w)
+        block = lambda p, x, w=w, other=other: x * w + (jax.nn.relu(x @ p[0]) @ p[1]) * other
+        assert trace(block, W, X).nodes[-1].weights == (w, other)  # pyright: ignore
+
+
 def test_a_factor_of_a_shortcut_from_the_input_is_kept_wherever_it_goes() -> None:
     branch = lambda w, x: 0.8 * (jnp.tanh(x @ w[0]) @ w[1])
     direct = trace(lambda w, x: 0.6 * x + branch(w, x), W, X)

@@ -26,8 +26,9 @@ from .activations import (
     softplus,
 )
 
-# Both signs, both sides of every kink in the table, and far enough out to tell tails apart.
-PROBE = np.array([-9.7, -6.3, -3.3, -2.4, -1.3, -0.7, -0.3, 0.0, 0.2, 0.6, 1.1, 1.9, 2.8, 3.3, 7.2])
+# Both signs, both sides of every kink in the table, and far enough out to tell tails apart. The
+# ends are powers of two: a factor of 0.9 is found there as 0.9, and not as 9.7 * 0.9 / 9.7.
+PROBE = np.array([-8.0, -6.3, -3.3, -2.4, -1.3, -0.7, -0.3, 0.0, 0.2, 0.6, 1.1, 1.9, 2.8, 3.3, 8.0])
 CLOSE = 1e-9  # relative to the largest value, of what is computed in float64
 
 
@@ -68,22 +69,22 @@ def _table() -> tuple[tuple[Activation, Array], ...]:
 def _families(values: Array) -> Iterator[Activation]:
     """The members of the one-parameter families that fit `values` at single points."""
     at = dict(zip(PROBE.tolist(), values.tolist(), strict=True))
-    if at[7.2] == 0.0:
+    if at[8.0] == 0.0:
         return
-    slope = at[7.2] / 7.2  # of the families that are linear above zero
-    yield leaky_relu(at[-9.7] / -9.7 / slope)
+    slope = at[8.0] / 8.0  # of the families that are linear above zero
+    yield leaky_relu(at[-8.0] / -8.0 / slope)
     if (alpha := at[-0.3] / slope / math.expm1(-0.3)) > 0.0:
         yield elu(alpha)
-    if (alpha := -at[-9.7] / slope) > 0.0:
+    if (alpha := -at[-8.0] / slope) > 0.0:
         for _ in range(30):  # α (e^(x/α) - 1), by iteration from its limit -α
-            alpha = at[-9.7] / slope / math.expm1(-9.7 / alpha)
+            alpha = at[-8.0] / slope / math.expm1(-8.0 / alpha)
         yield celu(alpha)
     # The difference of softplus at x and -x is x; at zero it is log 2 / β.
     slope = (at[3.3] - at[-3.3]) / 3.3
     if at[0.0] * slope > 0.0:
         yield softplus(slope * math.log(2.0) / at[0.0])
-    slope = (at[7.2] - at[3.3]) / 3.9
-    if slope != 0.0 and 0.0 < (lambd := 7.2 - at[7.2] / slope) < 7.2:
+    slope = (at[8.0] - at[3.3]) / 4.7
+    if slope != 0.0 and 0.0 < (lambd := 8.0 - at[8.0] / slope) < 8.0:
         yield soft_shrink(lambd)
 
 
