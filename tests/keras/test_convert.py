@@ -232,6 +232,19 @@ def test_every_kind_of_layer_is_drawn_so_that_q_is_kept() -> None:
     assert (y**2).mean() == pytest.approx((x**2).mean(), rel=0.1)
 
 
+def test_a_causal_network_keeps_q_from_the_first_location_on() -> None:
+    def net(x):
+        x = layers.Conv1D(48, 3, padding="causal", dilation_rate=2, activation="relu")(x)
+        return layers.Conv1D(48, 4, padding="causal", groups=2)(x)
+
+    new = convert(functional(net, (8, 48)), TAT(eta=0.05), seed=0)
+    x = np.random.default_rng(0).normal(size=(8, 1, 48)).astype("float32")
+    y = np.asarray(ops.convert_to_numpy(new(np.repeat(x, 8, axis=1))))
+    # Locations are equal, so that a tap that reads the padding anywhere shows by a difference.
+    np.testing.assert_allclose(y, np.repeat(y[:, -1:], 8, axis=1), atol=1e-5)
+    assert (y**2).mean() == pytest.approx((x**2).mean(), rel=0.2)
+
+
 @pytest.mark.parametrize("factors", [(1.0, 3.0), (3.0, 1.0)])
 def test_one_activation_read_with_and_without_a_factor_stays_one(factors) -> None:
     def net(x):

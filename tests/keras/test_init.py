@@ -53,6 +53,25 @@ def test_a_delta_kernel_acts_on_each_location_by_itself_under_same_padding(size)
     np.testing.assert_allclose((y**2).mean(-1), (x**2).mean(-1), rtol=1e-4)  # q is kept
 
 
+def test_a_delta_kernel_at_its_last_tap_reads_the_present_under_causal_padding() -> None:
+    conv = layers.Conv1D(
+        8,
+        3,
+        padding="causal",
+        dilation_rate=2,
+        kernel_initializer=DeltaOrthogonal(tap=(2,), seed=1),
+    )
+    x = np.random.default_rng(0).normal(size=(2, 7, 8)).astype("float32")
+    q = np.asarray(ops.convert_to_numpy(conv(x)) ** 2).mean(-1)
+    np.testing.assert_allclose(q, (x**2).mean(-1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("tap", [(3, 0), (0, -1), (1,), (1, 1, 1)])
+def test_a_tap_outside_of_the_kernel_is_refused(tap) -> None:
+    with pytest.raises(ValueError, match=r"size \(3, 3\).*at tap.*which it does not have"):
+        DeltaOrthogonal(tap=tap)((3, 3, 4, 4))
+
+
 @pytest.mark.parametrize("multiplier", [1, 3])
 def test_a_depthwise_delta_keeps_q_at_every_location(multiplier) -> None:
     conv = layers.DepthwiseConv2D(
@@ -130,6 +149,7 @@ def test_gaussian_weights_have_the_variance_of_the_fan_in_as_torchs_do() -> None
     [
         (ScaledUniformOrthogonal(0.7, groups=2, seed=5), (4, 8)),
         (DeltaOrthogonal(0.7, groups=2, seed=5), (3, 4, 8)),
+        (DeltaOrthogonal(0.7, groups=2, tap=[2], seed=5), (3, 4, 8)),
         (DepthwiseDelta(0.7, seed=5), (3, 4, 2)),
         (TransposedDelta((2,), 0.7, seed=5), (4, 4, 8)),
         (GaussianFanIn(0.7, seed=5), (4, 8)),

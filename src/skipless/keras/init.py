@@ -109,19 +109,36 @@ class DeltaOrthogonal(ScaledUniformOrthogonal):
     own. A kernel without spatial axes, as that of `Dense`, is all centre.
 
     An even kernel has no centre; of its two middle taps the first, (size - 1) // 2, is taken, which
-    reads the location itself under `padding="same"`.
+    reads the location itself under `padding="same"`. With a dilation d no tap of an even kernel
+    does: the nearest is taken, and the first d // 2 locations see only padding. `tap` names
+    another, by its index along each axis of the kernel: a causal convolution needs its last,
+    (size - 1,).
 
     >>> weight = ops.convert_to_numpy(DeltaOrthogonal(seed=0)((3, 3, 4, 4)))
     >>> int((weight != 0.0).sum()), bool((weight[1, 1] != 0.0).all())
     (16, True)
     """
 
+    def __init__(
+        self,
+        gain: float = 1.0,
+        *,
+        groups: int = 1,
+        tap: Sequence[int] | None = None,
+        seed: Seed = None,
+    ) -> None:
+        super().__init__(gain, groups=groups, seed=seed)
+        self.tap = None if tap is None else tuple(tap)
+
     def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Array:
         dtype = _demand_kernel(shape, dtype, self.groups)
         *kernel, inputs, outputs = shape
+        place = _centre(kernel) if self.tap is None else _demand_tap(self.tap, kernel)
         blocks = self._orthogonal(self.groups, outputs // self.groups, inputs, dtype)
-        taps = [((size - 1) // 2, 1) for size in kernel]
-        return ops.cast(_at_taps(_side_by_side(blocks), kernel, taps), dtype)
+        return ops.cast(_at_taps(_side_by_side(blocks), kernel, [(i, 1) for i in place]), dtype)
+
+    def get_config(self) -> Config:
+        return super().get_config() | {"tap": self.tap}
 
 
 @keras.saving.register_keras_serializable(package="skipless")
@@ -141,7 +158,7 @@ class DepthwiseDelta(_Drawn):
         dtype = _demand_kernel(shape, dtype)
         *kernel, channels, multiplier = shape
         rows = self._orthogonal(channels, multiplier, 1, dtype)
-        taps = [((size - 1) // 2, 1) for size in kernel]
+        taps = [(i, 1) for i in _centre(kernel)]
         return ops.cast(_at_taps(rows[:, 0, :], kernel, taps), dtype)
 
 
@@ -191,6 +208,20 @@ def _demand_kernel(shape: Sequence[int], dtype: str | None, groups: int = 1) -> 
             f"groups={groups}; not of shape {tuple(shape)}."
         )
     return keras.backend.standardize_dtype(dtype or keras.config.floatx())
+
+
+def _centre(kernel: Sequence[int]) -> tuple[int, ...]:
+    return tuple((size - 1) // 2 for size in kernel)
+
+
+def _demand_tap(tap: tuple[int, ...], kernel: Sequence[int]) -> tuple[int, ...]:
+    inside = [0 <= i < size for i, size in zip(tap, kernel, strict=False)]
+    if len(tap) != len(kernel) or not all(inside):
+        raise ValueError(
+            f"A kernel of size {tuple(kernel)} was asked for with weights at tap {tap}, which it "
+            "does not have. Name one by its index along each axis, from 0 on."
+        )
+    return tap
 
 
 def _side_by_side(blocks: Array) -> Array:

@@ -72,7 +72,9 @@ class Copies:
             _demand_no_gaps(layer, path)
             config["kernel_initializer"] = TransposedDelta(layer.strides, gain, seed=seed)
         elif isinstance(layer, CONVOLUTIONS):
-            config["kernel_initializer"] = DeltaOrthogonal(gain, groups=layer.groups, seed=seed)
+            config["kernel_initializer"] = DeltaOrthogonal(
+                gain, groups=layer.groups, tap=_tap(layer), seed=seed
+            )
         elif isinstance(layer, layers.Dense):
             config["kernel_initializer"] = ScaledUniformOrthogonal(gain, seed=seed)
         else:
@@ -84,6 +86,12 @@ class Copies:
 
     def _seed(self) -> int:
         return self._random.randrange(2**31)
+
+
+def _tap(layer: Any) -> tuple[int, ...] | None:
+    """The tap that reads the location itself, where it is not the centre."""
+    # Causal padding is all in front. Of Keras' layers only Conv1D has it.
+    return tuple(size - 1 for size in layer.kernel_size) if layer.padding == "causal" else None
 
 
 def _demand_no_gaps(layer: Any, path: str) -> None:
