@@ -218,8 +218,7 @@ def _add_shared_products_(moment: Tensor, inputs: Tensor, window: Window, scratc
     for part in _parts(inputs, inputs[0].numel()):
         _add_products_(totals, part.to(moment.dtype), window, plan.bands, scratch)
     taps = math.prod(window.kernel)
-    blocks = (totals.flatten(1).mT @ plan.shares)[:, plan.places]
-    blocks = blocks.view(groups, channels, channels, taps, taps)
+    blocks = (totals.flatten(1).mT @ plan.shares).view(groups, channels, channels, taps, taps)
     by_taps = moment.unflatten(2, (channels, taps)).unflatten(1, (channels, taps)).transpose(2, 3)
     torch.where(plan.ordered, blocks, blocks.transpose(1, 2), out=by_taps)
 

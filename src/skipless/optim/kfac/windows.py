@@ -154,17 +154,16 @@ class Band:
 class Plan:
     """Which products are computed, and which pairs of taps each of them is a part of.
 
-    Products are those of all boxes of all bands. Pairs have the first tap not after the second;
-    those of the others are transposed.
+    Products are those of all boxes of all bands. In them the first tap is not after the second: a
+    pair in the other order has the shares of its mirror image, and the transposed products.
     """
 
     bands: tuple[Band, ...]
-    shares: Tensor  # (boxes, pairs)
-    places: Tensor  # (taps · taps), the pair that each is one of, in either order
+    shares: Tensor  # (boxes, taps · taps)
     ordered: Tensor  # (taps, taps), whether the first tap is not after the second
 
 
-@lru_cache(maxsize=256)  # one of 7x7 taps has 2.5 MB
+@lru_cache(maxsize=256)  # one of 7x7 taps has 5 MB
 def planned(
     window: Window, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Plan:
@@ -182,10 +181,6 @@ def planned(
             boxes += own
     taps = math.prod(window.kernel)
     steps = [math.prod(window.kernel[axis + 1 :]) for axis in range(len(sizes))]
-    ordered = torch.ones(taps, taps, dtype=torch.bool).triu()
-    pairs = torch.zeros(taps, taps, dtype=torch.int64)
-    pairs[ordered] = torch.arange(taps * (taps + 1) // 2)
-    pairs = pairs.maximum(pairs.mT)
     found: list[tuple[int, int, int]] = []  # a box, and two taps
     for index, box in enumerate(boxes):
         apart = sum(map(operator.mul, box.apart, steps))
@@ -193,9 +188,10 @@ def planned(
             tap = sum(map(operator.mul, own, steps))
             found.append((index, tap, tap + apart))
     index, tap, other = torch.tensor(found, dtype=torch.int64).view(-1, 3).unbind(1)
-    shares = torch.zeros(len(boxes), taps * (taps + 1) // 2, dtype=dtype)
-    shares[index, pairs[tap, other]] = 1.0
-    return Plan(tuple(bands), shares.to(device), pairs.flatten().to(device), ordered.to(device))
+    shares = torch.zeros(len(boxes), taps, taps, dtype=dtype)
+    shares[index, tap, other] = shares[index, other, tap] = 1.0
+    ordered = torch.ones(taps, taps, dtype=torch.bool).triu()
+    return Plan(tuple(bands), shares.flatten(1).to(device), ordered.to(device))
 
 
 def _band(
