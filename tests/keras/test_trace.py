@@ -495,3 +495,80 @@ def test_what_the_theory_does_not_cover_is_refused_by_its_name_with_advice(name)
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(TypeError, match="found Dense"):
         trace(dense())
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        layers.GlobalAveragePooling2D(),
+        layers.GlobalMaxPooling2D(keepdims=True),
+        layers.AdaptiveAveragePooling2D(2),
+        layers.MaxPooling2D(2),
+        lambda x: ops.mean(x, axis=(1, 2)),
+        lambda x: ops.mean(x, axis=[-3, -2], keepdims=True),
+        lambda x: ops.mean(ops.mean(x, axis=1), axis=1),
+        lambda x: ops.mean(layers.Reshape((-1, WIDTH))(x), axis=1),
+        lambda x: ops.mean(layers.Permute((3, 1, 2))(x), axis=(2, 3)),
+        lambda x: layers.GlobalAveragePooling2D(data_format="channels_first")(
+            ops.transpose(x, (0, 3, 1, 2))
+        ),
+        lambda x: ops.mean(x[:, 0], axis=1),
+        lambda x: ops.mean(ops.take(x, 0, axis=1), axis=1),
+        lambda x: ops.average_pool(x, 2),
+    ],
+)
+@pytest.mark.parametrize("shape", [(4, 4, 3), (None, None, 3)])
+def test_locations_may_be_pooled_however_it_is_written(pool, shape) -> None:
+    model = functional(lambda x: pool(conv(activation="relu")(x)), shape)
+    assert trace(model) == Graph.chain(1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "axis"),
+    [
+        (dense(activation="relu"), 1),
+        (layers.EinsumDense("abc,cde->abde", (5, 2, 3), activation="relu"), 1),
+        (layers.EinsumDense("...c,cd->...d", 3, activation="relu"), 1),
+        (layers.Conv1D(4, 1, data_format="channels_first", activation="relu"), 2),
+    ],
+)
+def test_tokens_may_be_pooled_and_channels_may_not(layer, axis) -> None:
+    pooled = lambda axis: functional(lambda x: ops.mean(layer(x), axis=axis), (5, 7))
+    assert trace(pooled(axis)) == Graph.chain(1)
+    with pytest.raises(UnsupportedModelError, match="Mean over channels"):
+        trace(pooled(3 - axis if len(layer.output.shape) == 3 else 2))
+
+
+@pytest.mark.parametrize(
+    ("pool", "name"),
+    [
+        (lambda x: ops.mean(x, axis=-1), "Mean"),
+        (lambda x: ops.mean(x, axis=3, keepdims=True), "Mean"),
+        (lambda x: ops.mean(x), "Mean"),
+        (lambda x: ops.average(x, axis=-1), "Average"),
+        (lambda x: ops.mean(layers.Reshape((-1, WIDTH))(x), axis=2), "Mean"),
+        (lambda x: ops.mean(layers.Flatten()(x), axis=1), "Mean"),
+        (lambda x: ops.mean(x[:, 0], axis=2), "Mean"),
+        (
+            lambda x: ops.mean(
+                ops.concatenate([ops.expand_dims(b, 1) for b in (x, conv()(x))], axis=1), axis=1
+            ),
+            "Mean",
+        ),
+        (
+            lambda x: layers.GlobalAveragePooling2D(data_format="channels_first")(x),
+            "GlobalAveragePooling2D",
+        ),
+        (
+            lambda x: layers.MaxPooling1D(2)(
+                layers.Permute((2, 1))(layers.Reshape((16, WIDTH))(x))
+            ),
+            "MaxPooling1D",
+        ),
+    ],
+)
+def test_pooling_of_channels_or_branches_is_refused(pool, name) -> None:
+    model = functional(lambda x: pool(conv(activation="relu")(x)), IMAGE)
+    says = rf"\w+ computes {name} over channels or branches, as maxout does"
+    with pytest.raises(UnsupportedModelError, match=says):
+        trace(model)

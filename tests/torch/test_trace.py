@@ -305,3 +305,84 @@ def test_a_factor_of_a_shortcut_from_the_input_is_kept_wherever_it_goes() -> Non
     graph = trace(Shortcut(), torch.zeros(2, 8))
     weights = [node.weights for node in graph.nodes if isinstance(node, Sum)]
     assert sorted(weights) == [(0.6,), (1.0, 0.8)]
+
+
+class Head(nn.Module):
+    def __init__(self, pool, first: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first, self.pool = first or nn.Conv2d(3, 8, 3, padding=1), pool
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.pool(torch.relu(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda x: nn.AdaptiveAvgPool2d(1)(x).flatten(1),
+        lambda x: x.mean((2, 3)),
+        lambda x: x.mean([-2, -1], keepdim=True),
+        lambda x: x.mean(2).mean(2),
+        lambda x: x.flatten(2).mean(2),
+        lambda x: x.flatten(2).mean(-1),
+        lambda x: x.flatten(2).transpose(1, 2).mean(1),
+        lambda x: x.permute(0, 2, 3, 1).mean((1, 2)),
+        lambda x: x[:, :, 0].mean(2),
+        lambda x: F.avg_pool2d(x, 32)[..., 0, 0],
+        lambda x: F.max_pool1d(x.flatten(2), 4),
+        lambda x: F.adaptive_max_pool2d(x, 1),
+        lambda x: F.channel_shuffle(x, 2).mean((2, 3)),
+        lambda x: x.unflatten(1, (2, 4)).transpose(1, 2).reshape(2, 8, -1).mean(2),
+    ],
+)
+def test_locations_may_be_pooled_however_it_is_written(pool) -> None:
+    assert trace(Head(pool), IMAGE) == Graph.chain(1)
+
+
+def test_tokens_and_what_an_mlp_reads_may_be_pooled() -> None:
+    tokens = torch.zeros(2, 7, 5)
+    assert trace(Head(lambda x: x.mean(1), nn.Linear(5, 5)), tokens) == Graph.chain(1)
+    shrunk = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3 * 16 * 16, 4), nn.ReLU())
+    assert trace(shrunk, IMAGE) == Graph.chain(1)
+    series = nn.Sequential(nn.AvgPool1d(2), nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 4, 2), nn.ReLU())
+    assert trace(series, torch.zeros(2, 16)) == Graph.chain(1)
+    weights = torch.ones(4, 3)
+    assert trace(Head(lambda x: (weights @ x).mean(2), nn.Conv1d(3, 3, 1)), torch.zeros(2, 3, 9))
+
+
+@pytest.mark.parametrize(
+    ("pool", "name"),
+    [
+        (lambda x: x.mean(1), "mean"),
+        (lambda x: x.mean(-3, keepdim=True), "mean"),
+        (lambda x: x.mean(), "mean"),
+        (lambda x: x.flatten(1).mean(1), "mean"),
+        (lambda x: x.permute(0, 2, 3, 1).mean(-1), "mean"),
+        (lambda x: x.unflatten(1, (2, 4)).mean(2), "mean"),
+        (lambda x: torch.cat([x.unsqueeze(1), F.relu(-x).unsqueeze(1)], 1).mean(1), "mean"),
+        (lambda x: F.pixel_shuffle(x, 2).mean((2, 3)), "mean"),
+        (lambda x: F.max_pool1d(x.flatten(2).transpose(1, 2), 2), "max_pool1d"),
+        (lambda x: F.max_pool3d(x, (2, 1, 1)), "max_pool3d"),
+        (lambda x: F.adaptive_avg_pool1d(x.mean((2, 3)), 4), "adaptive_avg_pool1d"),
+    ],
+)
+def test_pooling_of_channels_or_branches_is_refused(pool, name) -> None:
+    says = rf"test_trace\.py:\d+\) computes {name} over channels or branches, as maxout does"
+    with pytest.raises(UnsupportedModelError, match=says):
+        trace(Head(pool), IMAGE)
+
+
+def test_features_and_inputs_are_channels_too() -> None:
+    over_features = Head(lambda x: x.mean(-1), nn.Linear(5, 5))
+    for example in (torch.zeros(2, 5), torch.zeros(2, 7, 5)):
+        with pytest.raises(UnsupportedModelError, match="mean over channels"):
+            trace(over_features, example)
+    grey = nn.Sequential(nn.AvgPool3d((3, 1, 1)), nn.Conv2d(1, 4, 3))
+    with pytest.raises(UnsupportedModelError, match="avg_pool3d over channels"):
+        trace(grey, IMAGE)
+
+
+@pytest.mark.parametrize("name", ["amax", "sum", "max"])
+def test_maxima_and_sums_are_refused_by_name(name) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"computes {name}, for which"):
+        trace(Head(lambda x: getattr(x, name)(1)), IMAGE)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from skipless.core.axes import reshaped
 
 from .operations import AFFINE, APPROXIMATE_MOVES, CONCATENATIONS, SUMS, signals
 from .record import Operation, Tensor
@@ -123,22 +124,12 @@ def _positions(
         case "broadcast_in_dim":
             return (op.parameters["broadcast_dimensions"][axis],)
         case "reshape":
-            return _reshaped(before, after, axis)
+            return reshaped(before, after, axis)
         case name if name in _DROPS_AXES:
             dropped = op.parameters["dimensions" if name == "squeeze" else "axes"]
             return () if axis in dropped else (axis - sum(d < axis for d in dropped),)
         case _:
             return (axis,) if axis < len(after) else ()
-
-
-def _reshaped(before: Sequence[int], after: Sequence[int], axis: int) -> Sequence[int]:
-    """The new axes along which a number's index changes if it does along the old `axis`."""
-    near = math.prod(before[axis + 1 :])
-    far = near * before[axis]
-    strides = [(math.prod(after[b + 1 :]), after[b]) for b in range(len(after))]
-    return [
-        b for b, (stride, size) in enumerate(strides) if max(stride, near) < min(stride * size, far)
-    ]
 
 
 def _after_product(op: Operation, source: Tensor, axes: Axes) -> Axes:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from skipless.core.axes import pools_channels
 from skipless.core.graph import Graph
 from skipless.core.signals import Notes, UnsupportedModelError
 
@@ -102,11 +103,7 @@ def read(fn: Callable[..., object], *example_args: object, wide: bool = False) -
         graph, reader.notes, reader.record, reader.steps, reader.biases, reader.last, constants
     )
     if (op := pooling_of_channels(reading)) is not None:
-        raise UnsupportedModelError(
-            f"{op.location} computes {op.name} over channels or branches, as maxout does, for "
-            "which there are no Q and C maps. Take an activation of single numbers in its place, "
-            "and add branches up by themselves (a + b), not as an array of them."
-        )
+        raise pools_channels(str(op.location), op.name)
     return reading
 
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import keras
 
+from skipless.core.axes import demand_channels_apart
 from skipless.core.graph import Graph
 from skipless.core.signals import Notes, UnsupportedModelError
 
+from .axes import Layout
 from .reader import Reader, Step
 from .record import Record, Tensor, record
 
@@ -48,4 +50,5 @@ def read(model: keras.Model, example: object = None) -> Reading:
     recorded = record(model, example)
     reader = Reader(recorded)
     graph = reader.read()
+    demand_channels_apart(reader.steps, Layout())
     return Reading(graph, reader.notes, recorded, reader.steps, reader.activations)

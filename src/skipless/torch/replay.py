@@ -15,13 +15,13 @@ from torch.export.graph_signature import InputKind
 from skipless.core.activations import Array
 from skipless.core.samples import at_nodes
 
+from .axes import PERMUTATIONS, permuted
 from .operations import operation
 from .reader import Step
 from .trace import Reading
 
 _ACT_ON_THE_LAST_DIMENSION = {"linear", "addmm", "mm", "matmul"}
 _RESHAPES = {"view", "reshape", "_unsafe_view", "unflatten"}
-_PERMUTATIONS = {"permute", "transpose", "t", "movedim", "swapaxes", "numpy_T"}
 
 
 class Replay:
@@ -134,11 +134,8 @@ def _channels_of(tensor: fx.Node, step: Step, dims: dict[fx.Node, int]) -> int:
     if step.kind == "affine":
         return _affine_channels(tensor)
     before, dim = _dimensions(step.inputs[0]), dims[step.inputs[0]]
-    if operation(tensor) in _PERMUTATIONS:
-        # Where does it put the dimension of that size?
-        sizes = torch.empty(*range(2, 2 + before), device="meta")
-        assert callable(tensor.target)
-        return tensor.target(sizes, *tensor.args[1:], **tensor.kwargs).shape.index(dim + 2)
+    if operation(tensor) in PERMUTATIONS:
+        return permuted(tensor, before, dim)
     after = _dimensions(tensor)
     return after - 1 if dim == before - 1 > 1 else min(dim, after - 1)
 

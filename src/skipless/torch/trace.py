@@ -16,8 +16,10 @@ import torch
 from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 
+from skipless.core.axes import demand_channels_apart
 from skipless.core.graph import Graph
 
+from .axes import Layout
 from .operations import WITHOUT_SIZES, called_module, operation
 from .reader import Notes, Reader, Step, UnsupportedModelError
 
@@ -75,6 +77,7 @@ def read(model: nn.Module, example: torch.Tensor, *, dynamic: bool = False) -> R
     reader = Reader(model, program)
     graph = reader.read()
     assert reader.last is not None
+    demand_channels_apart(reader.steps, Layout(reader.inputs))
     return Reading(graph, reader.notes, program, reader.steps, reader.inputs, reader.last)
 
 
