@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .windows import Band, Window, axes, planned
+from .windows import Band, Window, axes, planned, readers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -181,8 +181,9 @@ def _patch_sum(inputs: Tensor, window: Window, dtype: torch.dtype) -> Tensor:
         image = inputs.movedim(1, -1).sum(0, dtype=dtype).movedim(-1, 0)
     else:
         image = inputs.sum(0, dtype=dtype)
-    patches = _patches(image.unsqueeze(0), window)[0]
-    return patches.sum(tuple(range(1, image.ndim))).flatten(1)
+    for reader in readers(window, tuple(inputs.shape[2:]), dtype, inputs.device):
+        image = image.movedim(1, -1) @ reader
+    return image.flatten(1)
 
 
 def _patches(inputs: Tensor, window: Window) -> Tensor:

@@ -112,6 +112,20 @@ def axes(window: Window, sizes: Sequence[int]) -> list[tuple[Stretch, ...]]:
     return [_stretches(*axis) for axis in zip(*settings, strict=True)]
 
 
+@lru_cache(maxsize=256)
+def readers(
+    window: Window, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, ...]:
+    """For each dimension, (pixels, taps): 1 where a tap reads a pixel at one of its positions."""
+    found: list[Tensor] = []
+    for axis, (size, positions) in enumerate(zip(sizes, window.positions(sizes), strict=True)):
+        taps = torch.arange(window.kernel[axis]) * window.dilation[axis] - window.padding[axis][0]
+        read = torch.arange(positions).unsqueeze(1) * window.stride[axis] + taps
+        reads = (torch.arange(size).view(-1, 1, 1) == read).any(1)
+        found.append(reads.to(device, dtype))
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Box:
     """A stretch along each dimension."""
