@@ -286,6 +286,17 @@ def test_pooling_leaves_no_factor_behind_whatever_its_layout() -> None:
         assert trace(pooled, channels_first) == b.build()
 
 
+def test_locations_may_be_padded_and_channels_may_not() -> None:
+    layer = lambda x: jax.nn.relu(x @ jnp.ones((3, 4)))
+    padded = lambda *config: lambda x: jnp.pad(layer(x), config)
+    images = jnp.ones((2, 8, 8, 3))
+    assert trace(padded((0, 0), (1, 1), (0, 2), (0, 0)), images) == Graph.chain(1)
+    assert trace(lambda x: jax.lax.pad(layer(x), 0.0, [(0, 0, 0)] * 3 + [(-1, -1, 0)]), images)
+    shortcut = lambda x: jnp.pad(layer(x)[:, ::2, ::2], ((0, 0), (0, 0), (0, 0), (2, 2)))
+    with pytest.raises(UnsupportedModelError, match=r"fills up channels by pad.*1x1"):
+        trace(shortcut, images)
+
+
 def attention(w: jax.Array, x: jax.Array) -> jax.Array:
     return (x @ w[0]) @ (x @ w[1]).T
 
@@ -317,6 +328,7 @@ REFUSED = {
     "reduce_sum over channels or branches, as": lambda w, x: jnp.tanh(
         jnp.einsum("bi,hio->bho", x, w)
     ).mean(1),
+    "fills up channels by pad": lambda w, x: jnp.pad(jnp.tanh(x @ w[0]), ((0, 0), (4, 4))),
     "computes stack of arrays along a new axis": lambda w, x: jnp.stack([x @ w[0], x @ w[1]]).sum(
         0
     ),

@@ -572,3 +572,34 @@ def test_pooling_of_channels_or_branches_is_refused(pool, name) -> None:
     says = rf"\w+ computes {name} over channels or branches, as maxout does"
     with pytest.raises(UnsupportedModelError, match=says):
         trace(model)
+
+
+@pytest.mark.parametrize(
+    "pad",
+    [
+        lambda x: ops.pad(x[:, ::2, ::2], ((0, 0), (0, 0), (0, 0), (2, 2))),
+        lambda x: ops.pad(ops.mean(x, axis=(1, 2)), ((0, 0), (0, 4)), constant_values=1.0),
+        lambda x: ops.pad(x, 1),
+        lambda x: layers.ZeroPadding2D(1, data_format="channels_first")(x),
+    ],
+)
+def test_channels_that_are_filled_up_are_refused(pad) -> None:
+    model = functional(lambda x: pad(conv(activation="relu")(x)), IMAGE)
+    with pytest.raises(UnsupportedModelError, match=r"fills up channels by \w*Pad.*1x1"):
+        trace(model)
+
+
+@pytest.mark.parametrize(
+    "pad",
+    [
+        lambda x: ops.pad(x, ((0, 0), (1, 1), (0, 2), (0, 0))),
+        lambda x: ops.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect"),
+        lambda x: ops.pad(ops.transpose(x, (0, 3, 1, 2)), ((0, 0), (0, 0), (1, 1), (1, 1))),
+        layers.ZeroPadding2D(1),
+        lambda x: layers.ZeroPadding1D(1)(layers.Reshape((16, WIDTH))(x)),
+        lambda x: ops.image.pad_images(x, 1, 1, target_height=6, target_width=6),
+    ],
+)
+def test_locations_may_be_padded(pad) -> None:
+    model = functional(lambda x: pad(conv(activation="relu")(x)), IMAGE)
+    assert trace(model) == Graph.chain(1)

@@ -386,3 +386,32 @@ def test_features_and_inputs_are_channels_too() -> None:
 def test_maxima_and_sums_are_refused_by_name(name) -> None:
     with pytest.raises(UnsupportedModelError, match=f"computes {name}, for which"):
         trace(Head(lambda x: getattr(x, name)(1)), IMAGE)
+
+
+@pytest.mark.parametrize(
+    "pad",
+    [
+        lambda x: F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 2, 2)),
+        lambda x: F.pad(x, (0, 0, 0, 0, 0, 8)),
+        lambda x: F.pad(x.permute(0, 2, 3, 1), (0, 4)),
+        lambda x: F.pad(x.mean((2, 3)), (0, 4), value=1.0),
+        lambda x: nn.ConstantPad3d((0, 0, 0, 0, 4, 4), 0.0)(x),
+    ],
+)
+def test_channels_that_are_filled_up_are_refused(pad) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"test_trace.*fills up channels by .*pad.*1x1"):
+        trace(Head(pad), IMAGE)
+
+
+@pytest.mark.parametrize(
+    "pad",
+    [
+        lambda x: F.pad(x, (1, 1, 1, 1)),
+        lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+        lambda x: F.pad(x, (0, 1, 0, 1, 0, 0)),
+        lambda x: F.pad(x, (0, 0, 0, 0, -2, -2)),
+        lambda x: F.pad(x.permute(0, 2, 3, 1), (0, 0, 1, 1)),
+    ],
+)
+def test_locations_may_be_padded_and_channels_left_out(pad) -> None:
+    assert trace(Head(pad), IMAGE) == Graph.chain(1)

@@ -1,7 +1,8 @@
 """Which axes of recorded tensors run over channels, and what must not be done along these.
 
-Locations may be pooled: each of them is as good as another. Channels may not: their mean has
-another q value than they have. The same is true of branches that lie side by side in one tensor.
+Locations may be pooled and padded: each of them is as good as another. Channels may not: their mean
+has another q value than they have, and so have they beside others that are zero. Nor may branches
+be pooled that lie side by side in one tensor.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ class Layout(ABC, Generic[T]):
         """The axes of `source` along which the move that made `tensor` takes means or maxima."""
 
     @abstractmethod
+    def padded(self, tensor: T, source: T) -> Collection[int]:
+        """The axes along which the move that made `tensor` puts constants beside `source`."""
+
+    @abstractmethod
     def named(self, tensor: T) -> tuple[str, str]:
         """Where in the user's model `tensor` is computed, and the name of the operation."""
 
@@ -60,7 +65,7 @@ class _Roles:
 
 
 def demand_channels_apart(steps: Mapping[T, Step[T]], layout: Layout[T]) -> None:
-    """Refuse a network that pools channels or branches."""
+    """Refuse a network that pools channels or branches, or pads channels."""
     roles = _followed(steps, layout, _input_channels(steps, layout))
     for tensor, step in steps.items():
         if step.kind == "move":
@@ -68,6 +73,8 @@ def demand_channels_apart(steps: Mapping[T, Step[T]], layout: Layout[T]) -> None
             apart = roles[source].channels | roles[source].branches
             if not apart.isdisjoint(layout.pooled(tensor, source)):
                 raise pools_channels(*layout.named(tensor))
+            if not roles[source].channels.isdisjoint(layout.padded(tensor, source)):
+                raise pads_channels(*layout.named(tensor))
 
 
 def pools_channels(where: str, name: str) -> UnsupportedModelError:
@@ -76,6 +83,15 @@ def pools_channels(where: str, name: str) -> UnsupportedModelError:
         f"{where} computes {name} over channels or branches, as maxout does, for which there are "
         "no Q and C maps. Take an activation of single numbers in its place, and add branches up "
         "by themselves (a + b), not as an array of them."
+    )
+
+
+def pads_channels(where: str, name: str) -> UnsupportedModelError:
+    """The refusal of channels that are filled up by constants."""
+    return UnsupportedModelError(
+        f"{where} fills up channels by {name}, as shortcuts without weights do where a network "
+        "widens. The new ones carry no signal, so that the q value falls, and there are no Q and C "
+        "maps for that. Widen it by a layer with weights, such as a 1x1 convolution."
     )
 
 

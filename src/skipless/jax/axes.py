@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skipless.core.axes import reshaped
+from skipless.core.axes import pads_channels, pools_channels, reshaped
 
 from .operations import AFFINE, APPROXIMATE_MOVES, CONCATENATIONS, SUMS, signals
 from .record import Operation, Tensor
@@ -47,24 +47,35 @@ def all_axes(reading: Reading, of_input: Axes, start: Tensor) -> Mapping[Tensor,
     return {**found, start: found.get(start, of_input)}
 
 
-def pooling_of_channels(reading: Reading) -> Operation | None:
-    """The first operation that pools channels, or what was concatenated, if there is one."""
-    pools = [
+def demand_channels_apart(reading: Reading) -> None:
+    """Refuse a network that pools channels, or what was concatenated, or pads channels."""
+    pools = SUMS | APPROXIMATE_MOVES
+    found = [
         op
         for op in reading.record.operations
-        if op.name in SUMS | APPROXIMATE_MOVES and op.outputs[0] in reading.steps
+        if op.name in pools | {"pad"} and op.outputs[0] in reading.steps
     ]
-    if not pools:
-        return None
+    if not found:
+        return
     axes = all_axes(reading, input_axes(reading), reading.record.input)
     joined = _joined(reading.record.operations)
-    for op in pools:
+    for op in found:
         known = axes.get(op.inputs[0])
-        windows = op.parameters.get("window_dimensions", ())
-        over = set(op.parameters.get("axes") or [a for a, size in enumerate(windows) if size > 1])
-        if over & joined[op.inputs[0]] or (known is not None and over & set(known.channels)):
-            return op
-    return None
+        channels = set(known.channels) if known is not None else set[int]()
+        if op.name in pools and _pooled(op) & (channels | joined[op.inputs[0]]):
+            raise pools_channels(str(op.location), op.name)
+        if op.name == "pad" and _padded(op) & channels:
+            raise pads_channels(str(op.location), op.name)
+
+
+def _pooled(op: Operation) -> set[int]:
+    windows = op.parameters.get("window_dimensions", ())
+    return set(op.parameters.get("axes") or [a for a, size in enumerate(windows) if size > 1])
+
+
+def _padded(op: Operation) -> set[int]:
+    """Where `op` adds constants: before, behind or between; a negative number takes some away."""
+    return {a for a, more in enumerate(op.parameters["padding_config"]) if max(more) > 0}
 
 
 def _joined(operations: Sequence[Operation]) -> dict[Tensor, set[int]]:

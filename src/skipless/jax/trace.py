@@ -17,11 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from skipless.core.axes import pools_channels
 from skipless.core.graph import Graph
 from skipless.core.signals import Notes, UnsupportedModelError
 
-from .axes import pooling_of_channels
+from .axes import demand_channels_apart
 from .compose import Step
 from .constants import Constants, x64
 from .reader import Reader
@@ -102,8 +101,7 @@ def read(fn: Callable[..., object], *example_args: object, wide: bool = False) -
     reading = Reading(
         graph, reader.notes, reader.record, reader.steps, reader.biases, reader.last, constants
     )
-    if (op := pooling_of_channels(reading)) is not None:
-        raise pools_channels(str(op.location), op.name)
+    demand_channels_apart(reading)
     return reading
 
 

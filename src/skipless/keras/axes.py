@@ -68,6 +68,14 @@ class Layout(core.Layout[Tensor]):
         windows = np.broadcast_to(getattr(operation, "pool_size", 0), len(locations))
         return [axis for axis, size in zip(locations, windows, strict=True) if size != 1]
 
+    def padded(self, tensor: Tensor, source: Tensor) -> Collection[int]:
+        operation: Any = tensor.call.operation
+        name, rank = type(operation).__name__, len(source.shape)
+        if op_name(operation) == "Pad":
+            amounts = np.broadcast_to(operation.pad_width, (rank, 2))
+            return [axis for axis, amount in enumerate(amounts) if amount.any()]
+        return _locations(operation, rank) if name.startswith(("ZeroPadding", "PadImages")) else ()
+
     def named(self, tensor: Tensor) -> tuple[str, str]:
         return tensor.call.path, type(tensor.call.operation).__name__
 

@@ -66,6 +66,12 @@ class Layout(core.Layout[fx.Node]):
         every = windows * len(locations) if len(windows) == 1 else windows
         return [axis for axis, size in zip(locations, every, strict=True) if size != 1]
 
+    def padded(self, tensor: fx.Node, source: fx.Node) -> Collection[int]:
+        if operation(tensor) not in ("pad", "constant_pad_nd"):
+            return ()
+        amounts, last = _argument(tensor, 1, "pad", []), self.rank(source) - 1  # from the last axis
+        return [last - place // 2 for place, amount in enumerate(amounts) if amount > 0]
+
     def named(self, tensor: fx.Node) -> tuple[str, str]:
         return origin(tensor), operation(tensor)
 
