@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
@@ -484,6 +484,7 @@ def test_alpha_and_its_inverse_have_one_c_map(c: float, alpha: float) -> None:
 
 
 @given(cosines, slopes_of_leaky_relu)
+@example(c=-1.0, alpha=-0.9999999999999999)
 def test_leaky_relu_c_map_stays_within_one(c: float, alpha: float) -> None:
     assert -1.0 <= leaky_relu_c_map(c, alpha) <= 1.0
     assert leaky_relu_c_map(1.0, alpha) == 1.0

@@ -139,9 +139,12 @@ def leaky_relu_c_map(c: float, alpha: float) -> float:
     _demand_cosine(c)
     kappa = _kappa(alpha)
     # c + g(c)/π = g(-c)/π: for c < 0 this form does not cancel.
-    if c < 0.0:
-        return (1.0 - kappa) * c + kappa * arc_gap(-c) / math.pi
-    return min(1.0, c + kappa * arc_gap(c) / math.pi)
+    mapped = (
+        (1.0 - kappa) * c + kappa * arc_gap(-c) / math.pi
+        if c < 0.0
+        else c + kappa * arc_gap(c) / math.pi
+    )
+    return min(1.0, mapped)  # which rounding exceeds, also at c = -1 where alpha is near -1
 
 
 def leaky_relu_c_map_slope(c: float, alpha: float) -> float:
