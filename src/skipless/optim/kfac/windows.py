@@ -120,9 +120,11 @@ def readers(
     found: list[Tensor] = []
     for axis, (size, positions) in enumerate(zip(sizes, window.positions(sizes), strict=True)):
         taps = torch.arange(window.kernel[axis]) * window.dilation[axis] - window.padding[axis][0]
-        read = torch.arange(positions).unsqueeze(1) * window.stride[axis] + taps
-        reads = (torch.arange(size).view(-1, 1, 1) == read).any(1)
-        found.append(reads.to(device, dtype))
+        pixels = torch.arange(positions).unsqueeze(1) * window.stride[axis] + taps
+        position, tap = ((pixels >= 0) & (pixels < size)).nonzero(as_tuple=True)
+        reads = torch.zeros(size, len(taps), dtype=dtype)
+        reads[pixels[position, tap], tap] = 1.0
+        found.append(reads.to(device))
     return tuple(found)
 
 
