@@ -432,6 +432,48 @@ def test_inputs_in_a_tree_are_refused_and_not_taken_for_parameters() -> None:
         trace(lambda w, inputs: jnp.tanh(inputs["x"] @ w), W[0], {"x": X})
 
 
+def relu_layer(w, x):
+    return jax.nn.relu(x @ w)
+
+
+@pytest.mark.parametrize(
+    ("fn", "arguments"),
+    [
+        (lambda p, x, mask: relu_layer(p, x) * mask, (W[0], X, jnp.ones((4, 1)))),
+        (lambda p, x, mask: relu_layer(p[0], x) + mask, ([W[0]], X, jnp.ones((4, 16)))),
+        (lambda p, x, labels: relu_layer(p[0], x) - labels, ([W[0]], X, jnp.ones((4, 1), int))),
+        (lambda p, mask, x: relu_layer(p[0], x) * mask, ([W[0]], jnp.ones((4, 1)), X)),
+        (lambda x, a, b: relu_layer(a, x) @ b, (X, W[0], W[1])),
+    ],
+)
+def test_several_arrays_that_could_be_the_input_are_refused(fn, arguments) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"both of (4|16) samples.* trace\(lambda x"):
+        trace(fn, *arguments)
+
+
+def test_what_is_read_as_parameters_are_is_not_taken_for_the_input() -> None:
+    narrow = W[0, :, :8]
+    with pytest.raises(UnsupportedModelError, match=r"test_trace.py:\d+ adds up its first axis"):
+        trace(lambda x, a, b: relu_layer(a, x) @ b, X, narrow, narrow.T)
+    with pytest.raises(UnsupportedModelError, match=r"layer at test_trace.py:\d+ reads another"):
+        trace(lambda p, batch, scale: relu_layer(p[0], batch["x"])[0, 0] * scale, W, {"x": X}, X[0])
+
+
+def test_keys_states_and_whole_numbers_beside_the_input_are_passed_over() -> None:
+    calls = [
+        (lambda p, state, key, x: relu_layer(p["w"], x), {"w": W[0]}, {}, KEY, X),
+        (lambda p, x, key: relu_layer(p["w"], x), {"w": W[0]}, X, jax.random.split(KEY, 4)),
+        (lambda p, mask, x: relu_layer(p, x), W[0], jnp.ones((4,), bool), X),
+        (lambda w, b, x: jax.nn.relu(x @ w + b), W[0], W[0, 0], X),
+        (lambda w, b, x: jax.nn.relu(b + x @ w), W[0], W[0, 0], W[1]),
+        (lambda x: relu_layer(W[0], x) * jnp.ones((4, 1)), X),
+    ]
+    for fn, *arguments in calls:
+        assert trace(fn, *arguments) == Graph.chain(1)
+    columns = lambda p, x: jax.nn.relu(p[1] @ jax.nn.relu(p[0] @ x))  # samples side by side
+    assert trace(columns, list(W), X.T) == Graph.chain(2)
+
+
 def test_the_recipe_builds_the_solved_network_in_equinox_and_haiku() -> None:
     class Net(eqx.Module):
         layers: list

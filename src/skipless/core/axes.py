@@ -157,14 +157,18 @@ def _followed(
                 found[tensor] = _Roles(frozenset(layout.made(tensor, step.inputs[0])))
             case "move":
                 (source,) = step.inputs
-                follow = lambda axes, tensor=tensor, source=source: frozenset(
-                    position for axis in axes for position in layout.moved(tensor, source, axis)
-                )
                 roles = found[source]
-                found[tensor] = _Roles(follow(roles.channels), follow(roles.branches))
+                found[tensor] = _Roles(
+                    _carried(roles.channels, tensor, source, layout),
+                    _carried(roles.branches, tensor, source, layout),
+                )
             case _:
                 found[tensor] = _side_by_side(tensor, step, layout, found)
     return found
+
+
+def _carried(axes: frozenset[int], tensor: T, source: T, layout: Layout[T]) -> frozenset[int]:
+    return frozenset(p for axis in axes for p in layout.moved(tensor, source, axis))
 
 
 def _side_by_side(tensor: T, step: Step[T], layout: Layout[T], found: Mapping[T, _Roles]) -> _Roles:
@@ -180,4 +184,4 @@ def _side_by_side(tensor: T, step: Step[T], layout: Layout[T], found: Mapping[T,
         branches |= {axis + more for axis in found[source].branches}
     if step.kind == "concat" and len(set(step.inputs)) > 1:
         branches.add(layout.joined(tensor))
-    return _Roles(frozenset.intersection(*channels), frozenset(branches))
+    return _Roles(channels[0].intersection(*channels[1:]), frozenset(branches))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from skipless.core.axes import pads_channels, pools_channels, reshaped
 
 from .operations import AFFINE, APPROXIMATE_MOVES, CONCATENATIONS, SUMS, signals
-from .record import Operation, Tensor
+from .record import Operation, Record, Tensor
 
 if TYPE_CHECKING:
     from .trace import Reading
@@ -27,16 +27,24 @@ class Axes:
     channels: tuple[int, ...]
 
 
+def first_layer(record: Record) -> tuple[Operation, Tensor] | None:
+    """The first layer that reads what depends on the input, and what it reads."""
+    for op in record.operations:
+        if op.name in AFFINE and len(signals(op)) == 1:
+            return op, signals(op)[0]
+    return None
+
+
 def input_axes(reading: Reading) -> Axes:
     """Those of the input: channels are what the first layer to read it adds up."""
     record = reading.record
     rank = len(record.input.shape)
-    first = next((op for op in record.operations if op.name in AFFINE and signals(op)), None)
-    for channel in range(rank - 1, 0, -1) if first is not None else ():
-        assert first is not None
+    layer = first_layer(record)
+    for channel in range(rank - 1, 0, -1) if layer is not None else ():
+        assert layer is not None
+        first, source = layer
         found = _followed(record.input, Axes(0, (channel,)), record.operations[: first.index + 1])
-        (source,) = signals(first)
-        if source in found and set(found[source].channels) & set(_added_up(first, source)):
+        if source in found and set(found[source].channels) & set(added_up(first, source)):
             return Axes(0, (channel,))
     return Axes(0, (max(rank - 1, 1),))
 
@@ -85,7 +93,7 @@ def _joined(operations: Sequence[Operation]) -> dict[Tensor, set[int]]:
         for source, tensor in itertools.product(signals(op), op.outputs):
             if op.name not in AFFINE:
                 for axis in found[source]:
-                    found[tensor].update(_positions(op, source.shape, tensor.shape, axis))
+                    found[tensor].update(positions(op, source.shape, tensor.shape, axis))
         if op.name in CONCATENATIONS and len(set(signals(op))) > 1:
             found[op.outputs[0]].add(op.parameters["dimension"])
     return found
@@ -114,18 +122,18 @@ def _after(op: Operation, source: Tensor, tensor: Tensor, axes: Axes) -> Axes:
         return Axes(batch, (channels,))
     if op.name == "dot_general":
         return _after_product(op, source, axes)
-    batch = next(iter(_positions(op, source.shape, tensor.shape, axes.batch)), 0)
+    batch = next(iter(positions(op, source.shape, tensor.shape, axes.batch)), 0)
     channels = {
         position
         for axis in axes.channels
-        for position in _positions(op, source.shape, tensor.shape, axis)
+        for position in positions(op, source.shape, tensor.shape, axis)
         if position != batch
     }
     rest = [axis for axis in range(len(tensor.shape)) if axis != batch]
     return Axes(batch, tuple(sorted(channels)) or tuple(rest[-1:]))
 
 
-def _positions(
+def positions(
     op: Operation, before: Sequence[int], after: Sequence[int], axis: int
 ) -> Sequence[int]:
     """Where the numbers along `axis` are after a move."""
@@ -158,7 +166,8 @@ def _after_product(op: Operation, source: Tensor, axes: Axes) -> Axes:
     return Axes(batch, tuple(c for c in channels if c != batch) or (starts[1],))
 
 
-def _added_up(op: Operation, source: Tensor) -> Sequence[int]:
+def added_up(op: Operation, source: Tensor) -> Sequence[int]:
+    """The axes of its input `source` that a layer adds up."""
     numbers = op.parameters["dimension_numbers"]
     if op.name == "conv_general_dilated":
         return (numbers.lhs_spec[1],)

@@ -22,10 +22,11 @@ from skipless.core.agreement import TOLERANCE, Check, Measurement, demand_someth
 from skipless.core.samples import demand_batch_of_pairs, demand_possible_pairs, stacked
 from skipless.core.solution import Solution
 
+from .arguments import input_place
 from .draw import Distribution
 from .draw import draw as drawn_weights
 from .replay import Array, Replay
-from .trace import Reading, input_place, read
+from .trace import Reading, read
 
 
 def measure(

@@ -20,6 +20,7 @@ import numpy as np
 from skipless.core.graph import Graph
 from skipless.core.signals import Notes, UnsupportedModelError
 
+from .arguments import demand_one_input, demand_read_as_input, input_place, is_array
 from .axes import demand_channels_apart
 from .compose import Step
 from .constants import Constants, x64
@@ -33,7 +34,9 @@ def trace(fn: Callable[..., object], *example_args: object) -> Graph:
     The network's input is the last argument that is an array, but for random keys; what comes
     before it, and what `fn` holds, are parameters, keys and states, in trees as they are.
     Arrays may be given as `jax.ShapeDtypeStruct`, then no number that depends on them is known.
-    Anything else, such as a flag, is passed on as it is. So these are calls:
+    Anything else, such as a flag, is passed on as it is. Where another array could be the input, as
+    in `fn(params, x, mask)`, or the last one is read as weights are, that is refused. So these are
+    calls:
 
     | library    | call                                                     |
     |------------|----------------------------------------------------------|
@@ -95,12 +98,15 @@ def read(fn: Callable[..., object], *example_args: object, wide: bool = False) -
     with x64() if wide else nullcontext():
         closed = _recorded(call, wide)
         arguments = [(n, _as_recorded(a, wide)) for n, a in call.arrays]
-    reader = Reader(record(closed, arguments, call.input, constants.array), constants)
+    recorded = record(closed, arguments, call.input, constants.array)
+    demand_one_input(recorded, example_args)
+    reader = Reader(recorded, constants)
     graph = reader.read()
     assert reader.last is not None
     reading = Reading(
         graph, reader.notes, reader.record, reader.steps, reader.biases, reader.last, constants
     )
+    demand_read_as_input(reading, example_args)
     demand_channels_apart(reading)
     return reading
 
@@ -126,7 +132,7 @@ class Call:
         leaves, tree = jax.tree_util.tree_flatten_with_path((held, tuple(arguments)))
         names = [jax.tree_util.keystr(path) for path, _ in leaves]
         values = [leaf for _, leaf in leaves]
-        where = [index for index, value in enumerate(values) if _is_array(value)]
+        where = [index for index, value in enumerate(values) if is_array(value)]
         input_name = jax.tree_util.keystr(
             (jax.tree_util.SequenceKey(1), jax.tree_util.SequenceKey(place))
         )
@@ -136,7 +142,7 @@ class Call:
             for index, array in zip(where, arrays, strict=True):
                 all_leaves[index] = array
             mine, theirs = jax.tree_util.tree_unflatten(tree, all_leaves)
-            return [leaf for leaf in jax.tree.leaves(function(mine, *theirs)) if _is_array(leaf)]
+            return [leaf for leaf in jax.tree.leaves(function(mine, *theirs)) if is_array(leaf)]
 
         arrays = [(_readable(names[index]), values[index]) for index in where]
         return cls(call, arrays, [names[index] for index in where].index(input_name))
@@ -148,44 +154,13 @@ def _functional(fn: Callable[..., object]) -> tuple[Callable[..., object], objec
     if nnx is not None and isinstance(fn, nnx.Module):
         definition, state = nnx.split(fn)
         return lambda state, *arguments: nnx.merge(definition, state)(*arguments), state
-    if any(_is_array(leaf) for leaf in jax.tree.leaves(fn)):  # an Equinox module is a tree
+    if any(is_array(leaf) for leaf in jax.tree.leaves(fn)):  # an Equinox module is a tree
         return lambda module, *arguments: module(*arguments), fn
     return lambda _, *arguments: fn(*arguments), None
 
 
 def _readable(name: str) -> str:
     return name.removeprefix("[0]").removeprefix("[1]")
-
-
-def _is_array(leaf: object) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
-
-
-def input_place(arguments: Sequence[object]) -> int:
-    """Which of the arguments of a function is the network's input: the last that is an array.
-
-    Random keys and single numbers may follow it.
-    """
-    for place in range(len(arguments) - 1, -1, -1):
-        if not any(map(_is_input, jax.tree.leaves(arguments[place]))):
-            continue
-        if _is_array(arguments[place]):
-            return place
-        break  # the last arrays are in a tree, such as a dictionary of inputs
-    raise UnsupportedModelError(
-        "A function is traced with an example of its input as the last argument, an array or a "
-        f"jax.ShapeDtypeStruct; found {[type(a).__name__ for a in arguments]}."
-    )
-
-
-def _is_input(leaf: Any) -> bool:
-    return _is_array(leaf) and leaf.ndim > 0 and not _is_key(leaf)
-
-
-def _is_key(array: Any) -> bool:
-    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        return True
-    return array.dtype == np.uint32 and array.shape[-1:] == (2,)  # as keys were before
 
 
 def _as_recorded(array: object, wide: bool) -> object | None:
