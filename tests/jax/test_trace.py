@@ -485,6 +485,14 @@ def test_inputs_in_a_tree_are_refused_and_not_taken_for_parameters() -> None:
         trace(lambda w, inputs: jnp.tanh(inputs["x"] @ w), W[0], {"x": X})
 
 
+def test_another_input_is_no_bias_in_a_batch_of_one() -> None:
+    one, other = X[:1], jnp.arange(16.0)[None]
+    for branch in (lambda w, a: a @ w[0], lambda w, a: jnp.tanh(a @ w[0])):
+        with pytest.raises(UnsupportedModelError, match="as another input does"):
+            trace(lambda w, a, x, branch=branch: branch(w, a["a"]) + x @ w[1], W, {"a": other}, one)
+    assert trace(lambda b, x: jax.nn.relu(x @ W[0] + b[0]), [other], one) == Graph.chain(1)
+
+
 def relu_layer(w, x):
     return jax.nn.relu(x @ w)
 
@@ -500,7 +508,9 @@ def relu_layer(w, x):
     ],
 )
 def test_several_arrays_that_could_be_the_input_are_refused(fn, arguments) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"both of (4|16) samples.* trace\(lambda x"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"both of batch size (4|16)\..* trace\(lambda x"
+    ):
         trace(fn, *arguments)
 
 

@@ -66,7 +66,7 @@ def demand_one_input(record: Record, arguments: Sequence[Any]) -> None:
             raise UnsupportedModelError(
                 "A function is traced with its input as the last array, but which one that is, is "
                 f"not certain: arguments {other} and {place} are arrays of shapes {shapes[0]} and "
-                f"{shapes[1]}, both of {shapes[0][0]} samples. {_WRAP}"
+                f"{shapes[1]}, both of batch size {shapes[0][0]}. {_WRAP}"
             )
 
 

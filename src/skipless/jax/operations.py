@@ -63,6 +63,20 @@ def unmoved(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def by_layers(tensor: Tensor) -> bool:
+    """Whether the constant `tensor` was computed with products, as what layers return."""
+    seen: set[Operation] = set()
+    waiting = [tensor]
+    while waiting:
+        op = waiting.pop().operation
+        if op is not None and op not in seen:
+            if op.name in AFFINE:
+                return True
+            seen.add(op)
+            waiting += op.inputs
+    return False
+
+
 def fan_in(op: Operation, source: Tensor, weight: Tensor) -> tuple[int, bool]:
     """How many channels an output of a layer reads if there are groups, and if it reads its own.
 

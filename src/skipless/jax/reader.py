@@ -29,6 +29,7 @@ from .operations import (
     SUMS,
     UNCOVERED,
     UNKNOWN,
+    by_layers,
     fan_in,
     reduced,
     signals,
@@ -187,7 +188,8 @@ class Reader(Composer):
             return False
         (added,) = (t for t in op.inputs if not t.signal)
         given = added.parametric or self.constants.number(added) is None
-        batched = len(inputs[0].shape) > 1 and inputs[0].shape[0] > 1
+        # In a batch of one, biases may have its shape too, but no layer computes them.
+        batched = len(inputs[0].shape) > 1 and (inputs[0].shape[0] > 1 or by_layers(added))
         if given and batched and unmoved(added).shape == inputs[0].shape:
             raise UnsupportedModelError(
                 f"{op.location} adds an array of the shape of a whole batch, {inputs[0].shape}, "
