@@ -3,8 +3,12 @@
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import skipless as sk
 from skipless import DKS, EOC, TAT, Graph, solve
+from skipless.core.predict import predict
 
 
 @pytest.mark.parametrize(
@@ -30,3 +34,20 @@ from skipless import DKS, EOC, TAT, Graph, solve
 def test_a_wrong_type_is_named_with_what_to_give_instead(call, message) -> None:
     with pytest.raises(TypeError, match=message):
         call(Graph.chain(20))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda method: predict(Graph.chain(3), method),
+        lambda method: sk.torch.ShapedActivation.from_solution(method),
+        lambda method: sk.torch.check(nn.Linear(3, 3), torch.zeros(2, 3), method),
+        lambda method: sk.jax.shaped(method),
+        lambda method: sk.jax.check(lambda x: x, np.zeros((2, 3)), solution=method),
+        lambda method: sk.keras.ShapedActivation.from_solution(method),
+    ],
+)
+@pytest.mark.parametrize("method", [TAT(), DKS])
+def test_a_method_is_no_solution(call, method) -> None:
+    with pytest.raises(TypeError, match="for a solution, but that is what `solve` returns"):
+        call(method)

@@ -242,3 +242,24 @@ def test_other_types_and_shardings_are_refused() -> None:
         gaussian_fan_in()(KEY, (4, 4), jnp.int32)
     with pytest.raises(ValueError, match=r"jax\.device_put"):
         gaussian_fan_in()(KEY, (4, 4), None, jax.sharding.PartitionSpec())
+
+
+@pytest.mark.parametrize(
+    "initialiser",
+    [scaled_uniform_orthogonal, gaussian_fan_in, delta_orthogonal],
+)
+@pytest.mark.parametrize("key", [jax.random.key(0), jax.random.PRNGKey(0), "1.0"])
+def test_what_makes_an_initialiser_is_not_taken_for_one(initialiser, key) -> None:
+    with pytest.raises(TypeError, match=r"is no number\. Call it first"):
+        initialiser(key, (4, 4))
+    with pytest.raises(TypeError, match=r"is no number\. Call it first"):
+        transposed_delta_orthogonal(2, key)
+    for gain in (2, np.float32(2.0), jnp.asarray(2.0)):
+        assert initialiser(gain)(jax.random.key(0), (4, 4)).shape == (4, 4)
+
+
+def test_a_transposed_kernel_has_a_stride_for_each_axis() -> None:
+    with pytest.raises(ValueError, match=r"Strides \(2, 2\).*shape \(4, 8, 8\) has 1 ax"):
+        transposed_delta_orthogonal((2, 2))(jax.random.key(0), (4, 8, 8))
+    with pytest.raises(TypeError, match="is no number"):
+        transposed_delta_orthogonal(jax.random.key(0), (4, 8, 8))  # pyright: ignore

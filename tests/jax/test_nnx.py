@@ -354,3 +354,9 @@ def test_without_normalisation_no_biases_are_added() -> None:
     net = [f for _ in range(15) for f in (nnx.Linear(8, 8, use_bias=False, rngs=rngs), nnx.relu)]
     _, report = convert(nnx.Sequential(*net), jnp.ones((1, 8)), TAT(eta=0.5), rngs=nnx.Rngs(1))
     assert report.given_biases == ()
+
+
+@pytest.mark.parametrize(("model", "found"), [(nnx.Linear, "the class Linear"), (jnp.tanh, "tanh")])
+def test_a_model_is_made_before_it_is_converted(model, found) -> None:
+    with pytest.raises(TypeError, match=f"has been made; found .*{found}.*Give one"):
+        convert(model, IMAGE, rngs=nnx.Rngs(0))

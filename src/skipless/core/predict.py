@@ -7,7 +7,7 @@ from functools import cache, partial
 from .graph import Graph
 from .maps import q_map, tabulated_c_map
 from .network import ORTHOGONAL, Point, propagate
-from .solution import Solution
+from .solution import Solution, demand_solution
 from .unmixed import rules
 
 
@@ -22,6 +22,7 @@ def predict(graph: Graph, solution: Solution, start: Point = ORTHOGONAL) -> tupl
     >>> round(predict(chain, solve(chain))[-1].c, 9)
     0.9
     """
+    demand_solution(solution)
     phi = solution.shaped
     table, local_q_map = cache(partial(tabulated_c_map, phi)), cache(partial(q_map, phi))
 

@@ -171,3 +171,12 @@ def give_way(clamp: bool, name: str, asked: float, nearest: float, why: str) -> 
         stacklevel=4,
     )
     return nearest
+
+
+def demand_solution(solution: object) -> None:
+    """Refuse what is no solution, such as the method that is to find one."""
+    if not isinstance(solution, Solution):
+        raise TypeError(
+            f"{solution!r} was given for a solution, but that is what `solve` returns: "
+            "solution = solve(graph, TAT(eta=0.9))."
+        )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from skipless.core.solution import Solution
+from skipless.core.solution import Solution, demand_solution
 
 from .functions import Function, activation, in_float32
 
@@ -80,5 +80,6 @@ def shaped(solution: Solution, function: Function | None = None) -> Shaped:
     >>> bool(jnp.allclose(shaped(tanh)(0.3), tanh(0.3)))
     True
     """
+    demand_solution(solution)
     used = {name: v for name in _CONSTANTS if (v := solution.parameters[name]) is not None}
     return Shaped(activation(solution.base) if function is None else function, **used)

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
@@ -64,7 +65,7 @@ def scaled_uniform_orthogonal(
         inputs = layout.inputs * math.prod(layout.taps)
         return layout.ordered(_orthogonal(key, layout, inputs, gain, dtype))
 
-    return _initialiser(draw, in_axis, out_axis, feature_group_count, dtype)
+    return _initialiser(draw, gain, in_axis, out_axis, feature_group_count, dtype)
 
 
 def gaussian_fan_in(
@@ -87,7 +88,7 @@ def gaussian_fan_in(
         inputs = layout.inputs * math.prod(layout.taps)
         return gain / math.sqrt(inputs) * jax.random.normal(key, layout.shape, dtype)
 
-    return _initialiser(draw, in_axis, out_axis, 1, dtype)
+    return _initialiser(draw, gain, in_axis, out_axis, 1, dtype)
 
 
 def delta_orthogonal(
@@ -131,7 +132,7 @@ def delta_orthogonal(
         matrices = _orthogonal(key, layout, layout.inputs, gain, dtype)
         return layout.at_taps(matrices, place, (1,) * len(place))
 
-    return _initialiser(draw, in_axis, out_axis, feature_group_count, dtype)
+    return _initialiser(draw, gain, in_axis, out_axis, feature_group_count, dtype)
 
 
 def transposed_delta_orthogonal(
@@ -161,6 +162,12 @@ def transposed_delta_orthogonal(
 
     def draw(key: Array, layout: _Layout, dtype: DTypeLike) -> Array:
         steps = (strides,) * len(layout.taps) if isinstance(strides, int) else tuple(strides)
+        if len(steps) != len(layout.taps):
+            raise ValueError(
+                f"Strides {steps} were asked for, but a kernel of shape {layout.shape} has "
+                f"{len(layout.taps)} axes of taps. Give a stride for each of them, or one number "
+                "for all."
+            )
         spare = [size - step for size, step in zip(layout.taps, steps, strict=True)]
         if any(number < 0 for number in spare):
             raise ValueError(
@@ -172,7 +179,7 @@ def transposed_delta_orthogonal(
         first = tuple((number + (not transpose_kernel)) // 2 for number in spare)
         return layout.at_taps(_orthogonal(key, layout, layout.inputs, gain, dtype), first, steps)
 
-    return _initialiser(draw, in_axis, out_axis, 1, dtype)
+    return _initialiser(draw, gain, in_axis, out_axis, 1, dtype)
 
 
 @dataclass(frozen=True)
@@ -220,11 +227,14 @@ class _Layout:
 
 def _initialiser(
     draw: Callable[[Array, _Layout, DTypeLike], Array],
+    gain: float,
     in_axis: Axes,
     out_axis: Axes,
     groups: int,
     usual: DTypeLike | None,
 ) -> Initializer:
+    _demand_number(gain)
+
     def init(
         key: Array,
         shape: Sequence[int],
@@ -246,6 +256,17 @@ def _initialiser(
         return draw(key, layout, wide).astype(asked)
 
     return init
+
+
+def _demand_number(gain: object) -> None:
+    """Refuse a key, as is given to the function that makes an initialiser if it is taken for one."""
+    array = isinstance(gain, np.ndarray | np.generic | Array)
+    number = array and gain.ndim == 0 and jnp.issubdtype(gain.dtype, np.number)
+    if not number and not isinstance(gain, int | float):
+        raise TypeError(
+            f"An initialiser was asked for with a gain of {gain!r}, which is no number. Call it "
+            "first, and then what it returns: scaled_uniform_orthogonal()(key, shape)."
+        )
 
 
 def _layout(shape: Sequence[int], in_axis: Axes, out_axis: Axes, groups: int) -> _Layout:

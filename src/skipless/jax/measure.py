@@ -20,7 +20,7 @@ import numpy as np
 
 from skipless.core.agreement import TOLERANCE, Check, Measurement, demand_something_to_check
 from skipless.core.samples import demand_batch_of_pairs, demand_possible_pairs, stacked
-from skipless.core.solution import Solution
+from skipless.core.solution import Solution, demand_solution
 
 from .arguments import input_place
 from .draw import Distribution
@@ -104,6 +104,7 @@ def check(
     >>> check(model, weights, jnp.zeros((1, 100)), solution=trelu, seeds=5).agrees
     True
     """
+    demand_solution(solution)
     demand_something_to_check(cosines, pairs, tolerance)
     place = input_place(example_args)
     example = example_args[place]

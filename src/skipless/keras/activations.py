@@ -13,7 +13,7 @@ import keras
 from keras import ops
 
 from skipless.core import activations as core
-from skipless.core.solution import Solution
+from skipless.core.solution import Solution, demand_solution
 
 from .functions import Array, Function, activation, is_half, named
 
@@ -83,6 +83,7 @@ class ShapedActivation(keras.layers.Layer):
         >>> ShapedActivation.from_solution(solve(Graph.chain(50), DKS(), "tanh")).phi
         'tanh'
         """
+        demand_solution(solution)
         defaults = {
             "input_scale": 1.0,
             "input_shift": 0.0,

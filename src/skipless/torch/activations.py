@@ -19,7 +19,7 @@ from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue]
 from torch.compiler import is_dynamo_compiling
 
 from skipless.core import activations as core
-from skipless.core.solution import Solution
+from skipless.core.solution import Solution, demand_solution
 
 from .functions import HALF, Function, activation
 
@@ -84,6 +84,7 @@ class ShapedActivation(nn.Module):
         >>> ShapedActivation.from_solution(solve(Graph.chain(50), DKS(), "tanh")).name
         'tanh'
         """
+        demand_solution(solution)
         names = ("input_scale", "input_shift", "output_scale", "output_shift")
         used = {n: v for n in names if (v := solution.parameters[n]) is not None}
         if function is not None:

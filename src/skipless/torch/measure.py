@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from skipless.core.agreement import TOLERANCE, Check, Measurement, demand_something_to_check
 from skipless.core.samples import demand_batch_of_pairs, demand_possible_pairs, stacked
-from skipless.core.solution import Solution
+from skipless.core.solution import Solution, demand_solution
 
 from .draw import draw_
 from .init import Distribution
@@ -101,6 +101,7 @@ def check(
     True
     """
     solution = solution or _solution_of(model)
+    demand_solution(solution)
     demand_something_to_check(cosines, pairs, tolerance)
     network = copy.deepcopy(model)
     law = partial(

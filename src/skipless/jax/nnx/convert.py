@@ -94,6 +94,12 @@ def convert(
     that it does not hold, is refused with advice. `clamp` is for `solve`; `function` is φ in
     arrays, where `activation` is an `Activation` of your own.
     """
+    if not isinstance(model, nnx.Module):
+        found = f"the class {model.__name__}" if isinstance(model, type) else repr(model)
+        raise TypeError(
+            f"A model is converted, an nnx.Module that has been made; found {found}. Give one, as "
+            "in convert(Net(rngs=nnx.Rngs(0)), example)."
+        )
     model = nnx.clone(model)
     _demand_plain_weights(model)
     removed = replace(model, is_normalisation, Identity)
