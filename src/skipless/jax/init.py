@@ -259,7 +259,7 @@ def _initialiser(
 
 
 def _demand_number(gain: object) -> None:
-    """Refuse a key, as is given to the function that makes an initialiser if it is taken for one."""
+    """Refuse a key, as it is given where what makes an initialiser is taken for one."""
     array = isinstance(gain, np.ndarray | np.generic | Array)
     number = array and gain.ndim == 0 and jnp.issubdtype(gain.dtype, np.number)
     if not number and not isinstance(gain, int | float):
