@@ -19,6 +19,10 @@ test -n "$(PYTHON)" || { \
 		echo "Install it, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 endef
 
+# Processes are many here: where the shell forbids to keep bytecode, each would compile all of torch
+# that it imports, which takes longer than most tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .NOTPARALLEL:
 .PHONY: help demo test check bench bench-peers docs jax-example reproduce results figures clean
 

@@ -278,7 +278,7 @@ def test_workers_end_with_a_run_that_is_killed(photos: Data, tmp_path: Path) -> 
         [sys.executable, script, folder],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         check=False,
     )
