@@ -30,7 +30,7 @@ from skipless.models import create_model
 from skipless.optim import KFAC
 from skipless.report.tables import table
 
-ROUNDS = 5
+ROUNDS = 8
 PERIODS = ((1, 50), (10, 200))
 STRIDES = (1, 8)  # of the examples that enter the factors of inputs
 BATCHES = {"convnet": (128,), "mlp": (128, 512, 1024, 2048)}

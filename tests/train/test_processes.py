@@ -115,15 +115,15 @@ def torchrun(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def test_two_processes_that_were_stopped_on_the_way_have_the_losses_of_one(tmp_path: Path) -> None:
-    options = ["--steps", "150", "--log-every", "1", "--lr", "0.003"]
-    options += ["--accumulate", "2", "--average", "0.9"]
+    options = ["--steps", "60", "--log-every", "1", *KFAC.split(), "--lr", "0.003"]
+    options += ["--accumulate", "2", "--average", "0.9", "--checkpoint-every", "10"]
     alone, folder = started(tmp_path / "one", *options), tmp_path / "two"
     first = torchrun(folder, *options)
     while first.poll() is None and lines(folder) < 5:
         time.sleep(0.005)
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=120)
-    assert lines(folder) < 150, "it ended before it could be stopped"
+    assert lines(folder) < 60, "it ended before it could be stopped"
     finished(torchrun(folder, *options, "--resume"))
     finished(alone)
     one, two = Record.read(tmp_path / "one"), Record.read(folder)
@@ -131,20 +131,10 @@ def test_two_processes_that_were_stopped_on_the_way_have_the_losses_of_one(tmp_p
     for kind, name in (("train", "loss"), ("train", "accuracy"), ("average", "loss")):
         steps, values = one.series(kind, name)
         assert two.series(kind, name) == (steps, pytest.approx(values, rel=2e-4))
+    losses = one.series("train", "loss")[1]
     # Not the same numbers because one process did it all: each had half of every batch.
-    assert one.series("train", "loss")[1] != two.series("train", "loss")[1]
-
-
-def test_two_processes_with_kfac_have_the_losses_of_one(tmp_path: Path) -> None:
-    options = ["--steps", "40", "--log-every", "1", *KFAC.split()]
-    options += ["--lr", "0.003", "--accumulate", "2", "--checkpoint-every", "10"]
-    alone = started(tmp_path / "one", *options)
-    finished(torchrun(tmp_path / "two", *options))
-    finished(alone)
-    one, two = (Record.read(tmp_path / name).series("train", "loss") for name in ("one", "two"))
-    assert two == (one[0], pytest.approx(one[1], rel=2e-4))
-    assert one[1] != two[1]
-    assert one[1][-1] < 0.95 * one[1][0]  # it trains: 37 steps with a small rate
+    assert losses != two.series("train", "loss")[1]
+    assert losses[-1] < 0.95 * losses[0]  # it trains: 57 steps with a small rate
 
 
 def test_two_processes_evaluate_the_network_that_they_save(tmp_path: Path) -> None:
