@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +46,13 @@ class Browser:
     def go(self, path: Path) -> None:
         """Open a file, and forget the messages of the pages before it."""
         self.console()
+        self.run("window.isLeft = true")
         self._post("/url", {"url": path.resolve().as_uri()})
+        # The driver may answer while the page before, which may be the same, is still there.
+        until = time.monotonic() + SECONDS
+        while not self.run("return document.readyState === 'complete' && !window.isLeft"):
+            assert time.monotonic() < until, f"{path} is not loaded"
+            time.sleep(0.01)
 
     def run(self, script: str) -> Any:
         """What a JavaScript function with this body returns on the page."""
