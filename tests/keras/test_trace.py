@@ -598,8 +598,23 @@ def test_channels_that_are_filled_up_are_refused(pad) -> None:
         layers.ZeroPadding2D(1),
         lambda x: layers.ZeroPadding1D(1)(layers.Reshape((16, WIDTH))(x)),
         lambda x: ops.image.pad_images(x, 1, 1, target_height=6, target_width=6),
+        lambda x: layers.ZeroPadding2D()(layers.Reshape((2, 2, 2))(ops.mean(x, (1, 2)))),
     ],
 )
 def test_locations_may_be_padded(pad) -> None:
     model = functional(lambda x: pad(conv(activation="relu")(x)), IMAGE)
+    assert trace(model) == Graph.chain(1)
+
+
+@pytest.mark.parametrize("tokens", [10, None])
+def test_channels_that_became_locations_may_not_be_pooled_however_many_there_are(tokens) -> None:
+    inputs = keras.Input((tokens, 4))
+    pairs = layers.Reshape((-1, 2))(layers.Dense(8, "relu")(inputs))
+    model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(pairs)))
+    with pytest.raises(UnsupportedModelError, match="over channels"):
+        trace(model)
+
+
+def test_the_mean_of_a_single_channel_is_itself() -> None:
+    model = functional(lambda x: ops.mean(layers.Conv2D(1, 1, activation="relu")(x), -1), IMAGE)
     assert trace(model) == Graph.chain(1)

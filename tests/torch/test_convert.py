@@ -567,3 +567,24 @@ def test_sizes_that_the_model_computes_stay_computed() -> None:
         a = phi(conv_a(x))
         b = F.interpolate(phi(conv_b(a)), size=a.shape[-2:])
         torch.testing.assert_close(model(x), fc(torch.cat([a, b], 1).mean((2, 3))))
+
+
+class PaddedToItsSkip(nn.Module):
+    """A U-Net of one step, which pads what it enlarged by numbers that it computes from sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.last = nn.Conv2d(32, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skip = torch.relu(self.down(x))
+        enlarged = F.interpolate(torch.relu(self.up(F.max_pool2d(skip, 2))), scale_factor=2)
+        high, wide = skip.size(2) - enlarged.size(2), skip.size(3) - enlarged.size(3)
+        padding = [wide // 2, wide - wide // 2, high // 2, high - high // 2]
+        return torch.relu(self.last(torch.cat([skip, F.pad(enlarged, padding)], 1)))
+
+
+def test_padding_by_computed_amounts_is_converted_for_every_size() -> None:
+    model = convert(PaddedToItsSkip(), torch.zeros(2, 3, 31, 29), TAT(eta=0.1))
+    assert model(torch.zeros(3, 3, 17, 19)).shape == (3, 16, 17, 19)

@@ -361,6 +361,8 @@ def test_tokens_and_what_an_mlp_reads_may_be_pooled() -> None:
         (lambda x: x.unflatten(1, (2, 4)).mean(2), "mean"),
         (lambda x: torch.cat([x.unsqueeze(1), F.relu(-x).unsqueeze(1)], 1).mean(1), "mean"),
         (lambda x: F.pixel_shuffle(x, 2).mean((2, 3)), "mean"),
+        (lambda x: F.avg_pool2d(F.pixel_shuffle(x, 2), (1, 2)), "avg_pool2d"),
+        (lambda x: F.avg_pool2d(F.pixel_shuffle(x, 2), (2, 1)), "avg_pool2d"),
         (lambda x: F.max_pool1d(x.flatten(2).transpose(1, 2), 2), "max_pool1d"),
         (lambda x: F.max_pool3d(x, (2, 1, 1)), "max_pool3d"),
         (lambda x: F.adaptive_avg_pool1d(x.mean((2, 3)), 4), "adaptive_avg_pool1d"),
@@ -380,6 +382,19 @@ def test_features_and_inputs_are_channels_too() -> None:
     grey = nn.Sequential(nn.AvgPool3d((3, 1, 1)), nn.Conv2d(1, 4, 3))
     with pytest.raises(UnsupportedModelError, match="avg_pool3d over channels"):
         trace(grey, IMAGE)
+
+
+def test_the_mean_of_a_single_channel_is_itself() -> None:
+    assert trace(Head(lambda x: x.mean(1), nn.Conv2d(3, 1, 3)), IMAGE) == Graph.chain(1)
+    assert trace(Head(lambda x: x.mean(-1), nn.Linear(5, 1)), torch.zeros(2, 5)) == Graph.chain(1)
+
+
+def test_locations_of_a_single_image_without_a_batch_may_be_pooled() -> None:
+    assert trace(Head(lambda x: x.mean((1, 2))), IMAGE[0]) == Graph.chain(1)
+    signal = nn.Sequential(nn.Conv1d(3, 8, 3), nn.ReLU(), nn.MaxPool1d(2), nn.Flatten(0))
+    assert trace(signal, torch.zeros(3, 20)) == Graph.chain(1)
+    with pytest.raises(UnsupportedModelError, match="mean over channels"):
+        trace(Head(lambda x: x.mean(0)), IMAGE[0])
 
 
 @pytest.mark.parametrize("name", ["amax", "sum", "max"])
@@ -411,6 +426,9 @@ def test_channels_that_are_filled_up_are_refused(pad) -> None:
         lambda x: F.pad(x, (0, 1, 0, 1, 0, 0)),
         lambda x: F.pad(x, (0, 0, 0, 0, -2, -2)),
         lambda x: F.pad(x.permute(0, 2, 3, 1), (0, 0, 1, 1)),
+        lambda x: F.pad(F.pixel_shuffle(x, 2), (1, 1, 1, 1)),
+        lambda x: F.pad(F.pixel_shuffle(x, 2), (1, 1, 1, 1), mode="reflect"),
+        lambda x: F.pad(x.mean((2, 3)).view(2, 2, 2, 2), (1, 1, 1, 1)),
     ],
 )
 def test_locations_may_be_padded_and_channels_left_out(pad) -> None:

@@ -45,7 +45,10 @@ class Layout(ABC, Generic[T]):
 
     @abstractmethod
     def pooled(self, tensor: T, source: T) -> Collection[int]:
-        """The axes of `source` along which the move that made `tensor` takes means or maxima."""
+        """The axes of `source` along which the move that made `tensor` takes means or maxima.
+
+        One of a single number is none: it is its own mean.
+        """
 
     @abstractmethod
     def padded(self, tensor: T, source: T) -> Collection[int]:
@@ -73,8 +76,17 @@ def demand_channels_apart(steps: Mapping[T, Step[T]], layout: Layout[T]) -> None
             apart = roles[source].channels | roles[source].branches
             if not apart.isdisjoint(layout.pooled(tensor, source)):
                 raise pools_channels(*layout.named(tensor))
-            if not roles[source].channels.isdisjoint(layout.padded(tensor, source)):
+            if fills_up(roles[source].channels, layout.padded(tensor, source)):
                 raise pads_channels(*layout.named(tensor))
+
+
+def fills_up(channels: Collection[int], padded: Collection[int]) -> bool:
+    """Whether padding adds channels.
+
+    Of several axes that channels were laid along, as where an image is made of features, one is
+    that of the channels of the next layer, and the others are of locations.
+    """
+    return len(channels) > 0 and set(channels) <= set(padded)
 
 
 def pools_channels(where: str, name: str) -> UnsupportedModelError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from .record import Tensor
 
 _PERMUTATIONS = {"Transpose", "Permute", "Swapaxes", "Moveaxis"}
 _MEANS = {"Mean", "Average"}
+_MANY = 2**6 * 3**3 * 5 * 7  # locations, which most numbers divide
 
 
 class Layout(core.Layout[Tensor]):
@@ -44,12 +46,12 @@ class Layout(core.Layout[Tensor]):
     def moved(self, tensor: Tensor, source: Tensor, axis: int) -> Collection[int]:
         operation: Any = tensor.call.operation
         name, rank = type(operation).__name__, len(source.shape)
-        before, after = (_known(t.shape) for t in (source, tensor))
+        before, after = _sizes(source.shape, tensor.shape)
         if name in _PERMUTATIONS:
             distinct = keras.KerasTensor(tuple(range(2, 2 + rank)))
             return (tuple(operation.compute_output_spec(distinct).shape).index(axis + 2),)
         if name == "GetItem":
-            return _kept(before, tensor.call.args[1], axis)
+            return _kept([size or 1 for size in source.shape], tensor.call.args[1], axis)
         if name in ("Take", "Unstack") and len(after) < rank:
             return core.moved(before, after, axis, (operation.axis % rank,))
         if len(after) < rank and (dropped := self.pooled(tensor, source)):
@@ -61,7 +63,7 @@ class Layout(core.Layout[Tensor]):
         name, rank = type(operation).__name__, len(source.shape)
         if op_name(operation) in _MEANS:
             every = range(rank) if operation.axis is None else np.atleast_1d(operation.axis)
-            return [int(axis) % rank for axis in every]
+            return [axis for axis in (int(a) % rank for a in every) if source.shape[axis] != 1]
         if "Pool" not in name:
             return ()
         locations = _locations(operation, rank)
@@ -71,7 +73,7 @@ class Layout(core.Layout[Tensor]):
     def padded(self, tensor: Tensor, source: Tensor) -> Collection[int]:
         operation: Any = tensor.call.operation
         name, rank = type(operation).__name__, len(source.shape)
-        if op_name(operation) == "Pad":
+        if op_name(operation) == "Pad" and operation.mode == "constant":
             amounts = np.broadcast_to(operation.pad_width, (rank, 2))
             return [axis for axis, amount in enumerate(amounts) if amount.any()]
         return _locations(operation, rank) if name.startswith(("ZeroPadding", "PadImages")) else ()
@@ -117,5 +119,14 @@ def _kept(before: Sequence[int], key: Any, axis: int) -> list[int]:
     return [a for a in range(kept.ndim) if (kept != kept.take([0], axis=a)).any()]
 
 
-def _known(shape: Sequence[int | None]) -> list[int]:
-    return [size or 1 for size in shape]
+def _sizes(
+    before: Sequence[int | None], after: Sequence[int | None]
+) -> tuple[list[int], list[int]]:
+    """Sizes before and after a move. Those that are left open are many, of one sample.
+
+    If one is left open after it, it is such that there are as many numbers as before.
+    """
+    one, many = [1, *(size or _MANY for size in before[1:])], [size or 0 for size in after[1:]]
+    if many.count(0) == 1:
+        many[many.index(0)] = max(1, math.prod(one) // math.prod(filter(None, many)))
+    return one, [1, *(size or _MANY for size in many)]

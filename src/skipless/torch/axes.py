@@ -46,6 +46,8 @@ class Layout(core.Layout[fx.Node]):
         before, after, name = sizes(source), sizes(tensor), operation(tensor)
         if name in PERMUTATIONS:
             return (permuted(tensor, len(before), axis),)
+        if name == "pixel_shuffle":  # channels become locations, along both axes
+            return range(len(after) - 3, len(after))
         shrinks = len(after) < len(before)
         if name == "mean":
             return core.moved(before, after, axis, _means(tensor, before) if shrinks else ())
@@ -56,21 +58,23 @@ class Layout(core.Layout[fx.Node]):
     def pooled(self, tensor: fx.Node, source: fx.Node) -> Collection[int]:
         before, name = sizes(source), operation(tensor)
         if name == "mean":
-            return _means(tensor, before)
+            return [axis for axis in _means(tensor, before) if before[axis] != 1]
         if (pool := _POOL.fullmatch(name)) is None:
             return ()
         locations = range(len(before) - int(pool[2]), len(before))
         if pool[1]:
             return [axis for axis in locations if sizes(tensor)[axis] != before[axis]]
-        windows = _argument(tensor, 1, "kernel_size", [1])
+        windows = [_number(size) for size in _argument(tensor, 1, "kernel_size", [1])]
         every = windows * len(locations) if len(windows) == 1 else windows
         return [axis for axis, size in zip(locations, every, strict=True) if size != 1]
 
     def padded(self, tensor: fx.Node, source: fx.Node) -> Collection[int]:
         if operation(tensor) not in ("pad", "constant_pad_nd"):
             return ()
+        if operation(tensor) == "pad" and _argument(tensor, 2, "mode", "constant") != "constant":
+            return ()
         amounts, last = _argument(tensor, 1, "pad", []), self.rank(source) - 1  # from the last axis
-        return [last - place // 2 for place, amount in enumerate(amounts) if amount > 0]
+        return [last - place // 2 for place, amount in enumerate(amounts) if _number(amount) > 0]
 
     def named(self, tensor: fx.Node) -> tuple[str, str]:
         return origin(tensor), operation(tensor)
@@ -78,8 +82,10 @@ class Layout(core.Layout[fx.Node]):
     def _channel_axis(self, layer: fx.Node, source: fx.Node, rank: int) -> int:
         """Where a layer has its channels in a tensor, its input or its output, of that `rank`."""
         name = operation(layer)
-        if name not in _PRODUCTS:  # convolutions
-            return 1
+        if name not in _PRODUCTS:  # convolutions, whose weights have two axes of channels
+            kernel = layer.args[1]
+            assert isinstance(kernel, fx.Node)
+            return rank - (len(sizes(kernel)) - 2) - 1
         left = layer.args[_PRODUCTS[name]]
         assert isinstance(left, fx.Node)
         from_the_left = self._inputs[layer][left] is not source  # weights @ x
@@ -90,7 +96,13 @@ def sizes(tensor: fx.Node) -> tuple[int, ...]:
     """The shape of a recorded tensor, or of the first one of several."""
     value = tensor.meta["val"]
     shape = (value[0] if isinstance(value, list | tuple) else value).shape
-    return tuple(number if isinstance(number, int) else number.node.hint for number in shape)
+    return tuple(map(_number, shape))
+
+
+def _number(value: Any) -> int:
+    """A size, which may be computed or left open, as it was in the example."""
+    known = value.meta["val"] if isinstance(value, fx.Node) else value
+    return known if isinstance(known, int) else known.node.hint
 
 
 def permuted(tensor: fx.Node, rank: int, axis: int) -> int:
