@@ -297,6 +297,43 @@ def test_locations_may_be_padded_and_channels_may_not() -> None:
         trace(shortcut, images)
 
 
+def conv(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(
+        x, w, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def test_locations_that_were_made_of_channels_may_be_padded() -> None:
+    border = ((0, 0), (1, 1), (1, 1), (0, 0))
+    kernel = jnp.ones((3, 3, 4, 4))
+
+    def generator(x: jax.Array) -> jax.Array:
+        h = jax.nn.relu(x @ jnp.ones((16, 64))).reshape(-1, 4, 4, 4)
+        return jax.nn.relu(conv(kernel, jnp.pad(h, border)))
+
+    def upscaled(x: jax.Array) -> jax.Array:
+        h = jax.nn.relu(x @ jnp.ones((3, 16))).reshape(2, 8, 8, 2, 2, 4)
+        h = h.transpose(0, 1, 3, 2, 4, 5).reshape(2, 16, 16, 4)  # depth to space
+        return jax.nn.relu(conv(kernel, jnp.pad(h, border)))
+
+    assert trace(generator, X) == trace(upscaled, IMAGE) == Graph.chain(2)
+
+
+def test_one_channel_may_be_averaged_and_summed() -> None:
+    b = GraphBuilder()
+    b.affine(b.activation(b.affine(b.input())))
+    head = lambda x: jnp.tanh(x @ W[0]) @ W[1, :, :1]
+    for pool in (lambda y: y.mean(-1), lambda y: y.sum(-1)):
+        assert trace(lambda x, pool=pool: pool(head(x)), X) == b.build()
+    sequences = jnp.ones((2, 5, 16))
+    for pool in (
+        lambda y: y.mean((1, 2)),
+        lambda y: y.mean(-1).mean(1),
+        lambda y: y[..., 0].max(1),
+    ):
+        assert trace(lambda x, pool=pool: pool(head(x)), sequences) == b.build()
+
+
 def attention(w: jax.Array, x: jax.Array) -> jax.Array:
     return (x @ w[0]) @ (x @ w[1]).T
 
@@ -490,7 +527,14 @@ def test_another_input_is_no_bias_in_a_batch_of_one() -> None:
     for branch in (lambda w, a: a @ w[0], lambda w, a: jnp.tanh(a @ w[0])):
         with pytest.raises(UnsupportedModelError, match="as another input does"):
             trace(lambda w, a, x, branch=branch: branch(w, a["a"]) + x @ w[1], W, {"a": other}, one)
+    with pytest.raises(UnsupportedModelError, match="as another input does"):
+        trace(lambda p, x: jnp.tanh(x @ p[0] + p[1] @ p[0]), [W[0], other], one)
+    jitted = jax.jit(lambda w, a: a @ w)
+    with pytest.raises(UnsupportedModelError, match="as another input does"):
+        trace(lambda w, a, x: jnp.tanh(x @ w + jitted(w, a["a"])), W[0], {"a": other}, one)
     assert trace(lambda b, x: jax.nn.relu(x @ W[0] + b[0]), [other], one) == Graph.chain(1)
+    factors = [W[0], other[:, :4], W[1, :4]]
+    assert trace(lambda p, x: jnp.tanh(x @ p[0] + p[1] @ p[2]), factors, one) == Graph.chain(1)
 
 
 def relu_layer(w, x):
@@ -505,13 +549,72 @@ def relu_layer(w, x):
         (lambda p, x, labels: relu_layer(p[0], x) - labels, ([W[0]], X, jnp.ones((4, 1), int))),
         (lambda p, mask, x: relu_layer(p[0], x) * mask, ([W[0]], jnp.ones((4, 1)), X)),
         (lambda x, a, b: relu_layer(a, x) @ b, (X, W[0], W[1])),
+        (lambda p, mask, x: relu_layer(p[0], x) * (1 - mask)[:, None], ([W[0]], jnp.ones(4), X)),
+        (lambda p, t, x: jnp.tanh(x @ p[0] + jnp.sin(t) @ p[1, :1]), (W, jnp.ones((4, 1)), X)),
+        (lambda p, t, x: jnp.tanh(x @ p[0] + t @ p[1]), (W, X[:1], X[:1])),
+        (lambda p, t, x: jnp.concatenate([x, t], -1) @ p, (jnp.ones((20, 8)), X[:, :4], X)),
     ],
 )
 def test_several_arrays_that_could_be_the_input_are_refused(fn, arguments) -> None:
     with pytest.raises(
-        UnsupportedModelError, match=r"both of batch size (4|16)\..* trace\(lambda x"
+        UnsupportedModelError, match=r"both of batch size (1|4|16)\..* trace\(lambda x"
     ):
         trace(fn, *arguments)
+
+
+def test_two_vectors_that_layers_read_are_refused_as_such() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"shapes \(16,\) and \(16,\)\. Give"):
+        trace(lambda p, a, x: jnp.tanh(p[0] @ x + p[1] @ a), W, X[0], X[1])
+
+
+V, SQUARE = jnp.arange(16.0), jnp.ones((16, 16))
+
+
+@pytest.mark.parametrize(
+    ("fn", "arguments"),
+    [
+        # in a batch of one
+        (lambda w, b, x: jnp.tanh(x @ w + b), (W[0], V[None], X[:1])),
+        (
+            lambda w, b, x: jnp.tanh(x.reshape(1, -1) @ w + b),
+            (W[0], V[None], X[:1].reshape(1, 4, 4)),
+        ),
+        (
+            lambda w, b, x: jnp.tanh(conv(w, x) + b),
+            (jnp.ones((3, 3, 3, 16)), V.reshape(1, 1, 1, 16), IMAGE[:1]),
+        ),
+        (
+            lambda w, b, x: jnp.tanh(x @ w + b),
+            (W[0], jnp.arange(160.0).reshape(1, 10, 16), jnp.ones((1, 10, 16))),
+        ),
+        # of a single sample
+        (lambda w, b, x: jnp.tanh(w @ x + b), (W[0], V, X[0])),
+        (lambda w, a, b, x: jnp.tanh((w + a @ b) @ x), (W[0], W[1], W[2], X[0])),
+        # weights of as many rows as there are samples
+        (lambda w, x: jnp.tanh(x @ (w / 16**0.5)), (W[0], SQUARE)),
+        (lambda w, g, x: jnp.tanh(x @ (w * g)), (W[0], V, SQUARE)),
+        (lambda w, mask, x: jnp.tanh(x @ (w * mask)), (W[0], W[1], SQUARE)),
+        (lambda w, a, b, x: jnp.tanh(x @ (w + a @ b)), (W[0], W[1], W[2], SQUARE)),
+        (lambda w, x: jnp.tanh(x @ (w + w.T)), (W[0], SQUARE)),
+        (lambda w, x: jnp.tanh(x @ (w / jnp.linalg.norm(w, axis=0))), (W[0], SQUARE)),
+        # statistics of as many channels, and samples side by side
+        (lambda w, mean, x: jnp.tanh(x @ w - (mean + 1e-5)), (W[0], V, SQUARE)),
+        (lambda w, b, x: jnp.tanh(w @ x.T + b[:, None]), (W[0], V, SQUARE)),
+        (lambda w, b, x: jnp.tanh(w @ x + b[:, None]), (W[0], V, X.T)),
+    ],
+)
+def test_parameters_of_the_first_size_of_the_input_are_no_inputs(fn, arguments) -> None:
+    assert trace(fn, *arguments) == Graph.chain(1)
+
+
+def test_a_normalisation_by_given_statistics_is_refused_as_in_a_list() -> None:
+    def norm(w, mean, var, x):
+        return jnp.tanh((x @ w - mean) / jnp.sqrt(var + 1e-5))
+
+    with pytest.raises(UnsupportedModelError, match="none of the known"):
+        trace(norm, W[0], V, V + 1, SQUARE)
+    with pytest.raises(UnsupportedModelError, match="none of the known"):
+        trace(lambda p, x: norm(p[0], p[1], p[2], x), [W[0], V, V + 1], SQUARE)
 
 
 def test_what_is_read_as_parameters_are_is_not_taken_for_the_input() -> None:

@@ -7,7 +7,8 @@ and what else it is given is read as parameters are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,8 +19,9 @@ from skipless.core.graph import Affine
 from skipless.core.signals import UnsupportedModelError
 
 from .axes import added_up, all_axes, first_layer, input_axes, positions
-from .operations import AFFINE, LAYOUTS, MOVES, signals, weight_of
-from .record import Record, Tensor
+from .elementwise import POINTWISE
+from .operations import AFFINE, LAYOUTS, MOVES, multiplies, signals, weight_of
+from .record import Operation, Record, Tensor
 
 if TYPE_CHECKING:
     from .trace import Reading
@@ -61,12 +63,13 @@ def demand_one_input(record: Record, arguments: Sequence[Any]) -> None:
         tensor = given.get(f"[{other}]")
         if tensor is None or not _may_be_input(argument, arguments[place]):
             continue
-        if _has_samples(record, tensor, 0):
+        if _has_samples(record, tensor):
             shapes = (tensor.shape, record.input.shape)
+            size = f", both of batch size {shapes[0][0]}" if len(shapes[1]) > 1 else ""
             raise UnsupportedModelError(
                 "A function is traced with its input as the last array, but which one that is, is "
                 f"not certain: arguments {other} and {place} are arrays of shapes {shapes[0]} and "
-                f"{shapes[1]}, both of batch size {shapes[0][0]}. {_WRAP}"
+                f"{shapes[1]}{size}. {_WRAP}"
             )
 
 
@@ -104,20 +107,107 @@ def _may_be_input(other: Any, array: Any) -> bool:
     return jnp.issubdtype(other.dtype, np.floating) or not jnp.issubdtype(array.dtype, np.floating)
 
 
-def _has_samples(record: Record, tensor: Tensor, axis: int) -> bool:
-    """Whether `tensor`, whose numbers may be samples along `axis`, is not read as parameters are.
+def _has_samples(record: Record, given: Tensor) -> bool:
+    """Whether the array `given`, of as many samples as the input, is not read as parameters are.
 
-    Weights are multiplied with what depends on the input, and biases lie along its channels.
+    Parameters are weights of layers, or lie along the channels of what depends on the input.
     """
-    for op in record.users.get(tensor, ()):
-        if op.name in _TAKEN and tensor is op.inputs[0]:
+    samples = _sample_axes(record)
+    waiting: list[_Followed] = [_Followed(given, 0, by_layers=False)]
+    seen = set(waiting)
+    while waiting:
+        followed = waiting.pop()
+        for op in record.users.get(followed.tensor, ()):
+            if signals(op):
+                if _meets_as_samples(op, followed, samples, given.shape):
+                    return True
+                continue
+            layers = followed.by_layers or multiplies(op)
             for result in op.outputs:
-                for position in positions(op, tensor.shape, result.shape, axis):
-                    if _has_samples(record, result, position):
-                        return True
-        elif axis == 0 and not (op.name in AFFINE and signals(op)):
-            return True
+                for axis in _places(op, followed.tensor, result, followed.axis) or (None,):
+                    after = _Followed(result, axis, layers)
+                    if after not in seen:
+                        seen.add(after)
+                        waiting.append(after)
     return False
+
+
+@dataclass(frozen=True)
+class _Followed:
+    """What is computed of an array, and the axis along which that array's samples would lie."""
+
+    tensor: Tensor
+    axis: int | None
+    by_layers: bool  # whether products with others led to it
+
+
+def _meets_as_samples(
+    op: Operation,
+    followed: _Followed,
+    samples: Mapping[Tensor, int | None],
+    shape: tuple[int, ...],
+) -> bool:
+    """Whether `op` combines samples of the input with what would be those of an array of `shape`.
+
+    In a batch of one, biases look like samples, but are not computed by layers.
+    """
+    tensor = signals(op)[0]
+    own = samples[tensor]
+    if op.name in AFFINE:  # it is a weight, unless the input was taken for the weights of a layer
+        contracts = len(signals(op)) == 1 and own in added_up(op, tensor)
+        return followed.by_layers and contracts and len(tensor.shape) > 1
+    if op.name in _TAKEN and followed.tensor is op.inputs[0]:
+        return False
+    if op.name not in POINTWISE:
+        return followed.axis is not None and own in (None, followed.axis)
+    if own is None:  # a single sample, or samples at another axis than the first
+        return followed.by_layers and len(shape) == len(tensor.shape) == 1
+    return followed.axis == own and (followed.by_layers or shape[0] > 1)
+
+
+def _sample_axes(record: Record) -> dict[Tensor, int | None]:
+    """Along which axis of tensors that depend on the input samples lie; None if layers add it up.
+
+    Then the input was a single sample, or its samples lie side by side.
+    """
+    found: dict[Tensor, int | None] = {record.input: 0}
+    for op in record.operations:
+        if known := signals(op):
+            source = max(known, key=lambda t: len(t.shape))
+            for result in op.outputs:
+                found[result] = next(iter(_places(op, source, result, found[source])), None)
+    return found
+
+
+def _places(op: Operation, source: Tensor, result: Tensor, axis: int | None) -> Sequence[int]:
+    """At which axes of a result the numbers along an axis of an input are, if they are."""
+    if axis is None:
+        return ()
+    match op.name:
+        case "dot_general":
+            contracted, batched = op.parameters["dimension_numbers"]
+            own = op.inputs.index(source)
+            if axis in contracted[own]:
+                return ()
+            if axis in batched[own]:
+                return (list(batched[own]).index(axis),)
+            free = [
+                [a for a in range(len(t.shape)) if a not in (*contracted[k], *batched[k])]
+                for k, t in enumerate(op.inputs)
+            ]
+            return (len(batched[0]) + own * len(free[0]) + free[own].index(axis),)
+        case "conv_general_dilated":
+            numbers, own = op.parameters["dimension_numbers"], op.inputs.index(source)
+            kept = (numbers.lhs_spec, numbers.rhs_spec)[own][0]
+            return (numbers.out_spec[own],) if axis == kept else ()
+        case "scan_slice":
+            return (axis - 1,) if axis else ()
+        case "reshape" if axis == 0 and source.shape[0] == 1:
+            return (0,) if result.shape else ()
+        case name:
+            found = positions(op, source.shape, result.shape, axis)
+            size = source.shape[axis]
+            return [a for a in found if name in _TAKEN or result.shape[a] == size]
 
 
 def _is_direct(argument: object) -> bool:

@@ -25,6 +25,7 @@ class Axes:
 
     batch: int
     channels: tuple[int, ...]
+    single: bool = False  # there was one channel, whose axis is gone, and locations stand for it
 
 
 def first_layer(record: Record) -> tuple[Operation, Tensor] | None:
@@ -69,16 +70,18 @@ def demand_channels_apart(reading: Reading) -> None:
     joined = _joined(reading.record.operations)
     for op in found:
         known = axes.get(op.inputs[0])
-        channels = set(known.channels) if known is not None else set[int]()
+        channels = set(known.channels) if known is not None and not known.single else set[int]()
         if op.name in pools and _pooled(op) & (channels | joined[op.inputs[0]]):
             raise pools_channels(str(op.location), op.name)
-        if op.name == "pad" and _padded(op) & channels:
+        if op.name == "pad" and channels and channels <= _padded(op):
             raise pads_channels(str(op.location), op.name)
 
 
 def _pooled(op: Operation) -> set[int]:
+    """Where `op` combines several numbers."""
     windows = op.parameters.get("window_dimensions", ())
-    return set(op.parameters.get("axes") or [a for a, size in enumerate(windows) if size > 1])
+    axes = op.parameters.get("axes") or [a for a, size in enumerate(windows) if size > 1]
+    return {a for a in axes if op.inputs[0].shape[a] > 1}
 
 
 def _padded(op: Operation) -> set[int]:
@@ -130,7 +133,8 @@ def _after(op: Operation, source: Tensor, tensor: Tensor, axes: Axes) -> Axes:
         if position != batch
     }
     rest = [axis for axis in range(len(tensor.shape)) if axis != batch]
-    return Axes(batch, tuple(sorted(channels)) or tuple(rest[-1:]))
+    single = axes.single or (not channels and all(source.shape[a] == 1 for a in axes.channels))
+    return Axes(batch, tuple(sorted(channels)) or tuple(rest[-1:]), single)
 
 
 def positions(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .record import Operation, Tensor
 
 LAYOUTS = {"reshape", "transpose", "squeeze", "expand_dims", "copy", "convert_element_type"}
@@ -70,11 +72,39 @@ def by_layers(tensor: Tensor) -> bool:
     while waiting:
         op = waiting.pop().operation
         if op is not None and op not in seen:
-            if op.name in AFFINE:
+            if multiplies(op):
                 return True
             seen.add(op)
             waiting += op.inputs
     return False
+
+
+def multiplies(op: Operation) -> bool:
+    """Whether `op` is a product, as those of layers are, or calls a function that has some."""
+    return op.name in AFFINE or any(map(_has_products, op.parameters.values()))
+
+
+def _has_products(parameter: Any) -> bool:
+    """Whether the parameter of an operation is a jaxpr in which there are products."""
+    equations = getattr(getattr(parameter, "jaxpr", parameter), "eqns", ())
+    return any(
+        e.primitive.name in AFFINE or any(map(_has_products, e.params.values())) for e in equations
+    )
+
+
+def origins(tensor: Tensor) -> set[Tensor]:
+    """The arrays that were given, or are held, of which `tensor` is computed."""
+    found: set[Tensor] = set()
+    seen, waiting = {tensor}, [tensor]
+    while waiting:
+        current = waiting.pop()
+        if current.operation is not None:
+            new = set(current.operation.inputs) - seen
+            seen |= new
+            waiting += new
+        elif current.parametric:
+            found.add(current)
+    return found
 
 
 def fan_in(op: Operation, source: Tensor, weight: Tensor) -> tuple[int, bool]:

@@ -31,6 +31,7 @@ from .operations import (
     UNKNOWN,
     by_layers,
     fan_in,
+    origins,
     reduced,
     signals,
     unmoved,
@@ -154,6 +155,9 @@ class Reader(Composer):
 
     def _total(self, tensor: Tensor, source: Tensor, count: float) -> None:
         """A sum over places is their mean, which is a move, times their number."""
+        if count == 1.0:
+            self.move(tensor, source)
+            return
         known = source in self._totals
         node = self.values[source].node if known else self.at(source, tensor)
         self._totals[tensor] = count
@@ -189,7 +193,8 @@ class Reader(Composer):
         (added,) = (t for t in op.inputs if not t.signal)
         given = added.parametric or self.constants.number(added) is None
         # In a batch of one, biases may have its shape too, but no layer computes them.
-        batched = len(inputs[0].shape) > 1 and (inputs[0].shape[0] > 1 or by_layers(added))
+        several = inputs[0].shape[:1] != (1,) or (by_layers(added) and not self._is_factored(added))
+        batched = len(inputs[0].shape) > 1 and several
         if given and batched and unmoved(added).shape == inputs[0].shape:
             raise UnsupportedModelError(
                 f"{op.location} adds an array of the shape of a whole batch, {inputs[0].shape}, "
@@ -204,6 +209,19 @@ class Reader(Composer):
                 return False
             (tensor,) = self.steps[tensor].inputs
         return self.values[tensor].function is None and self.steps[tensor].kind == "affine"
+
+    def _is_factored(self, added: Tensor) -> bool:
+        """Whether `added` is computed of parameters of its own, as one of low rank is.
+
+        These are of the same tree, and no layer reads them.
+        """
+        own = origins(added)
+        argument = {tensor.name.partition("]")[0] for tensor in own}
+        if len(argument) != 1 or any(tensor.name.count("]") < 2 for tensor in own):
+            return False
+        layers = [op for op in self.record.operations if op.name in AFFINE and signals(op)]
+        weights = (t for op in layers for t in op.inputs if not t.signal)
+        return own.isdisjoint(*map(origins, weights))
 
     def _divides_by_counts(self, op: Operation) -> bool:
         """Whether a window's sum is divided by how many places it has, fewer at the border."""
