@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skipless.core.axes import pads_channels, pools_channels, reshaped
+from skipless.core.axes import fills_up, pads_channels, pools_channels, reshaped
 
 from .operations import AFFINE, APPROXIMATE_MOVES, CONCATENATIONS, SUMS, signals
 from .record import Operation, Record, Tensor
@@ -73,7 +73,7 @@ def demand_channels_apart(reading: Reading) -> None:
         channels = set(known.channels) if known is not None and not known.single else set[int]()
         if op.name in pools and _pooled(op) & (channels | joined[op.inputs[0]]):
             raise pools_channels(str(op.location), op.name)
-        if op.name == "pad" and channels and channels <= _padded(op):
+        if op.name == "pad" and fills_up(channels, _padded(op)):
             raise pads_channels(str(op.location), op.name)
 
 
