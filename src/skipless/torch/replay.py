@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 from skipless.core.activations import Array
 from skipless.core.samples import at_nodes
 
-from .axes import PERMUTATIONS, permuted
+from .axes import PERMUTATIONS, permuted, sizes
 from .operations import operation
 from .reader import Step
 from .trace import Reading
@@ -121,11 +121,11 @@ def _channel_dims(reading: Reading, of_input: int) -> dict[fx.Node, int]:
     for tensor, step in reading.steps.items():
         dims[tensor] = of_input if step.kind == "input" else _channels_of(tensor, step, dims)
         if step.kind != "move":
-            counts[tensor] = _sizes(tensor)[min(dims[tensor], _dimensions(tensor) - 1)]
+            counts[tensor] = sizes(tensor)[min(dims[tensor], _dimensions(tensor) - 1)]
             continue
         counts[tensor] = counts[step.inputs[0]]
-        if operation(tensor) in _RESHAPES and counts[tensor] in _sizes(tensor)[1:]:
-            dims[tensor] = _nearest(_sizes(tensor), counts[tensor], dims[tensor])
+        if operation(tensor) in _RESHAPES and counts[tensor] in sizes(tensor)[1:]:
+            dims[tensor] = _nearest(sizes(tensor), counts[tensor], dims[tensor])
     observed = {tensor for tensor, _ in reading.tensors().values()}
     return {tensor: dim for tensor, dim in dims.items() if tensor in observed}
 
@@ -152,10 +152,5 @@ def _nearest(sizes: Sequence[int], count: int, dim: int) -> int:
     return list(sizes).index(count, 1)
 
 
-def _sizes(tensor: fx.Node) -> tuple[int, ...]:
-    value = tensor.meta["val"]
-    return tuple((value[0] if isinstance(value, list | tuple) else value).shape)
-
-
 def _dimensions(tensor: fx.Node) -> int:
-    return len(_sizes(tensor))
+    return len(sizes(tensor))
