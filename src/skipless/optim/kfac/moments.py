@@ -62,14 +62,16 @@ def row_moment(rows: Tensor, homogeneous: bool) -> Tensor:
             [ 5.,  2.]])
     """
     width = rows.shape[1]
-    moments = _no_moments(rows, 1, width, homogeneous)
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    moment = rows.new_empty(width + homogeneous, width + homogeneous, dtype=dtype)
+    own = moment[:width, :width]
     first, *others = _parts(rows, width)
-    _gram(first.to(moments.dtype), out=moments[0, :width, :width])
+    _gram(first.to(dtype), out=own)
     for part in others:
-        moments[0, :width, :width] += _gram(part.to(moments.dtype))
+        own += _gram(part.to(dtype))
     if homogeneous:
-        _set_bias_(moments, rows.sum(0, dtype=moments.dtype), len(rows))
-    return moments[0]
+        _set_bias_(moment.unsqueeze(0), rows.sum(0, dtype=dtype), len(rows))
+    return moment
 
 
 @_in_full_precision
