@@ -96,7 +96,7 @@ def nearest(activation: Activation, conditions: Conditions, target: float) -> Po
     best = level[[np.argmin(np.abs(np.log(alpha[level])))]]
     width = 1e-2 * (np.abs(beta[best]) + alpha[best])
     bracket = np.stack([beta[best] - width, beta[best] + width], axis=1)
-    shift = _bisected(activation, conditions, alpha[best], bracket, halvings=60)
+    shift = _zeros(activation, conditions, alpha[best], bracket, within=0.0, steps=60)
     return _read(activation, conditions, alpha[best], shift)[0]
 
 
@@ -132,7 +132,7 @@ def _curves(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]
         return ()
     index = np.array(rows, np.intp)
     alpha = _ALPHAS[index]
-    beta = _bisected(activation, conditions, alpha, np.array(brackets))
+    beta = _zeros(activation, conditions, alpha, np.array(brackets), within=1e-3, steps=10)
     m = moments(activation, alpha, beta)
     with np.errstate(all="ignore"):
         sound = np.abs(_balance(conditions, m)) < 1e-2  # else a jump, not a zero
@@ -172,22 +172,48 @@ def _balance(conditions: Conditions, m: Moments) -> Array:
     return np.where(noise, np.nan, f)
 
 
-def _bisected(
+def _zeros(
     activation: Activation,
     conditions: Conditions,
     alpha: Array,
     bracket: Array,
-    halvings: int = 10,
+    *,
+    within: float,
+    steps: int,
 ) -> Array:
-    """Zeros of `balance` in β within each bracket."""
-    low, high = bracket[:, 0], bracket[:, 1]
-    f_low = _balance(conditions, moments(activation, alpha, low))
-    for _ in range(halvings):
-        middle = 0.5 * (low + high)
-        f = _balance(conditions, moments(activation, alpha, middle))
-        left = f * f_low > 0.0
-        low, high = np.where(left, middle, low), np.where(left, high, middle)
-    return 0.5 * (low + high)
+    """Values of β in each bracket with |balance| ≤ `within`, or what `steps` lead to.
+
+    By the method of Chandrupatla (1997): inverse quadratic interpolation where it is safe, and
+    halving elsewhere. Where `balance` jumps, or is not a number, only the latter is.
+    """
+
+    def balance(rows: npt.NDArray[np.intp], beta: Array) -> Array:
+        return _balance(conditions, moments(activation, alpha[rows], beta))
+
+    rows = np.arange(alpha.size)
+    # The zero is between a, where was looked last, and b; c was given up for a.
+    b, a = bracket.T
+    fb, fa = balance(rows, b), balance(rows, a)
+    share, zeros = np.full_like(a, 0.5), a.copy()
+    for _ in range(steps):
+        beta = a + share * (b - a)
+        f = balance(rows, beta)
+        zeros[rows] = beta
+        same_side = f * fa > 0.0
+        c, fc = np.where(same_side, a, b), np.where(same_side, fa, fb)
+        b, fb = np.where(same_side, b, a), np.where(same_side, fb, fa)
+        open_ = ~(np.abs(f) <= within)
+        if not np.any(open_):
+            break
+        rows = rows[open_]
+        a, b, c, fa, fb, fc = (x[open_] for x in (beta, b, c, f, fb, fc))
+        with np.errstate(all="ignore"):
+            place, height = (a - b) / (c - b), (fa - fb) / (fc - fb)
+            safe = (height**2 < place) & ((1.0 - height) ** 2 < 1.0 - place)
+            curved = fa / (fb - fa) * fc / (fb - fc)
+            curved += (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+        share = np.where(safe, np.clip(curved, 1e-9, 1.0 - 1e-9), 0.5)
+    return zeros
 
 
 def _linked(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[Curve, ...]:
@@ -286,7 +312,7 @@ def _crests(
             middle = np.asarray(np.interp(finer, log_alpha, shift), np.float64)
             width = 0.3 * float(np.ptp(shift)) + 1e-2 * (0.2 + alpha)
             bracket = np.stack([middle - width, middle + width], axis=1)
-            beta = _bisected(activation, conditions, alpha, bracket, halvings=40)
+            beta = _zeros(activation, conditions, alpha, bracket, within=1e-9, steps=40)
             m = moments(activation, alpha, beta)
             with np.errstate(all="ignore"):
                 sound = np.abs(_balance(conditions, m)) < 1e-6
