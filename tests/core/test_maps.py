@@ -429,7 +429,9 @@ def test_taylor_coefficients_of_a_steep_activation_are_those_at_a_large_q(scale:
     np.testing.assert_allclose(steep, wide, rtol=0.0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["tanh", "gelu", "sin", "relu", "leaky_relu", "selu", "hard_tanh"])
+@pytest.mark.parametrize(
+    "name", ["tanh", "gelu", "sin", "relu", "leaky_relu", "abs", "selu", "hard_tanh"]
+)
 def test_the_tabulated_c_map_is_the_c_map(name: str) -> None:
     phi = activation(name)
     fast = tabulated_c_map(phi)

@@ -35,6 +35,7 @@ from .activations import Activation, Array
 from .conditions import Conditions
 from .gaussian import blurred
 from .moments import Moments, distortion, moments
+from .zeros import zeros
 
 _ALPHAS = np.geomspace(1e-4, 1e6, 81)
 _SHIFTS = np.sinh(np.linspace(-math.asinh(30.0), math.asinh(30.0), 101))
@@ -181,39 +182,13 @@ def _zeros(
     within: float,
     steps: int,
 ) -> Array:
-    """Values of β in each bracket with |balance| ≤ `within`, or what `steps` lead to.
-
-    By the method of Chandrupatla (1997): inverse quadratic interpolation where it is safe, and
-    halving elsewhere. Where `balance` jumps, or is not a number, only the latter is.
-    """
-
-    def balance(rows: npt.NDArray[np.intp], beta: Array) -> Array:
-        return _balance(conditions, moments(activation, alpha[rows], beta))
-
-    rows = np.arange(alpha.size)
-    # The zero is between a, where was looked last, and b; c was given up for a.
-    b, a = bracket.T
-    fb, fa = balance(rows, b), balance(rows, a)
-    share, zeros = np.full_like(a, 0.5), a.copy()
-    for _ in range(steps):
-        beta = a + share * (b - a)
-        f = balance(rows, beta)
-        zeros[rows] = beta
-        same_side = f * fa > 0.0
-        c, fc = np.where(same_side, a, b), np.where(same_side, fa, fb)
-        b, fb = np.where(same_side, b, a), np.where(same_side, fb, fa)
-        open_ = ~(np.abs(f) <= within)
-        if not np.any(open_):
-            break
-        rows = rows[open_]
-        a, b, c, fa, fb, fc = (x[open_] for x in (beta, b, c, f, fb, fc))
-        with np.errstate(all="ignore"):
-            place, height = (a - b) / (c - b), (fa - fb) / (fc - fb)
-            safe = (height**2 < place) & ((1.0 - height) ** 2 < 1.0 - place)
-            curved = fa / (fb - fa) * fc / (fb - fc)
-            curved += (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
-        share = np.where(safe, np.clip(curved, 1e-9, 1.0 - 1e-9), 0.5)
-    return zeros
+    """Zeros of `balance` in β within each bracket."""
+    return zeros(
+        lambda rows, beta: _balance(conditions, moments(activation, alpha[rows], beta)),
+        bracket,
+        within=within,
+        steps=steps,
+    )
 
 
 def _linked(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[Curve, ...]:

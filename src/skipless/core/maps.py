@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -198,10 +199,14 @@ def sine_gap(theta: float) -> float:
 def tabulated_c_map(activation: Activation, q: float = 1.0) -> Callable[[npt.ArrayLike], Array]:
     """The local C map at q₁ = q₂ = `q` as a function that costs microseconds a call.
 
-    For a smooth φ it is the Taylor polynomial, if the coefficients left out sum to rounding error.
-    Else it is a Chebyshev series in θ = arccos c, in which C is smooth even where φ has kinks;
-    that is doubled until its last quarter is rounding error.
+    For the ReLU family it is the closed form. For a smooth φ it is the Taylor polynomial, if the
+    coefficients left out sum to rounding error. Else it is a Chebyshev series in θ = arccos c, in
+    which C is smooth even where φ has kinks; that is doubled until its last quarter is rounding
+    error.
     """
+    _demand_positive(q)
+    if activation.degree == 1.0:
+        return partial(_rectifier_c_map, *activation.slope(np.array([-1.0, 1.0])).tolist())
     taylor = taylor_coefficients(activation, 300, q)
     if abs(1.0 - np.sum(taylor)) < 1e-13:
         taylor = np.trim_zeros(np.where(taylor < 1e-18, 0.0, taylor), "b")
@@ -221,6 +226,14 @@ def tabulated_c_map(activation: Activation, q: float = 1.0) -> Callable[[npt.Arr
         return _cosine(chebyshev.chebval(t, series))
 
     return mapped
+
+
+def _rectifier_c_map(low: float, high: float, c: npt.ArrayLike) -> Array:
+    """Equation 9 on arrays, for slopes on both sides; `leaky_relu_c_map` has more digits near 0."""
+    cosines = _cosine(c)
+    theta = np.arccos(cosines)
+    kappa = (high - low) ** 2 / (high**2 + low**2)
+    return _cosine(cosines + kappa / math.pi * (np.sin(theta) - theta * cosines))
 
 
 def _audible(activation: Activation, q: float) -> float:

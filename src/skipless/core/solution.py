@@ -118,18 +118,9 @@ class Solution:
         return checked
 
     def _c_map_of_a_layer(self) -> Callable[[Array], Array]:
-        if self.shaped.degree == 1.0 and self.sigma_b == 0.0:
-            return self._rectifier_c_map
         q = self.q or 1e-12  # for layers that are drawn to q = 0, the limit
         inner, bias = tabulated_c_map(self.shaped, q), self.sigma_b**2 / q
         return lambda c: (1.0 - bias) * inner(c) + bias
-
-    def _rectifier_c_map(self, c: Array) -> Array:
-        """Equation 9 on arrays; `leaky_relu_c_map` also keeps relative accuracy at the ends."""
-        low, high = self.shaped.slope(np.array([-1.0, 1.0]))
-        k = (high - low) ** 2 / (high**2 + low**2) / math.pi
-        theta = np.arccos(c)
-        return np.minimum(c + k * (np.sin(theta) - theta * c), 1.0)
 
     def local_c_map(self, c: float, q: float) -> float:
         """C map of φ̂ alone between two inputs of the same `q`, for `propagate`."""
