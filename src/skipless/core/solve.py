@@ -81,6 +81,7 @@ def _demand_kinds(graph: object, method: object) -> None:
         )
 
 
+@lru_cache(maxsize=64)
 def _slope_for(graph: Graph, zeta: float) -> float:
     """The local C'(1) for which the maximal slope over all subnetworks is `zeta`."""
 

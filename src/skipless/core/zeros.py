@@ -35,7 +35,7 @@ def zeros(
     """
     rows = np.arange(len(brackets))
     # The zero is between a, where f was called last, and b; c is what a took the place of.
-    b, a = brackets.T
+    b, a = brackets[:, 0], brackets[:, 1]
     fb, fa = f(rows, b), f(rows, a)
     share, found = np.full_like(a, 0.5), a.copy()
     for _ in range(steps):
