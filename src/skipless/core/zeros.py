@@ -34,26 +34,38 @@ def zeros(
     True
     """
     rows = np.arange(len(brackets))
-    # The zero is between a, where f was called last, and b; c is what a took the place of.
-    b, a = brackets[:, 0], brackets[:, 1]
-    fb, fa = f(rows, b), f(rows, a)
-    share, found = np.full_like(a, 0.5), a.copy()
+    # Where f was called last, the other end of the bracket, and what the first took the place of.
+    at: Array = brackets.T[[1, 0, 0]]
+    values: Array = np.stack([f(rows, at[0]), *[f(rows, at[1])] * 2])
+    share: Array = np.full(len(rows), 0.5)
+    found = at[0].copy()
     for _ in range(steps):
-        x = a + share * (b - a)
-        fx = f(rows, x)
+        x: Array = at[0] + share * (at[1] - at[0])
         found[rows] = x
-        same_side = np.where(np.isnan(fa), ~(fx * fb > 0.0), fx * fa > 0.0)
-        c, fc = np.where(same_side, a, b), np.where(same_side, fa, fb)
-        b, fb = np.where(same_side, b, a), np.where(same_side, fb, fa)
-        unfinished = ~(np.abs(fx) <= within)
+        at, values = _replaced(at, values, x, f(rows, x))
+        unfinished = ~(np.abs(values[0]) <= within)
         if not np.any(unfinished):
             break
-        rows = rows[unfinished]
-        a, b, c, fa, fb, fc = (values[unfinished] for values in (x, b, c, fx, fb, fc))
-        with np.errstate(all="ignore"):
-            place, height = (a - b) / (c - b), (fa - fb) / (fc - fb)
-            is_safe = (height**2 < place) & ((1.0 - height) ** 2 < 1.0 - place)
-            curved = fa / (fb - fa) * fc / (fb - fc)
-            curved += (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
-        share = np.where(is_safe, np.clip(curved, 1e-9, 1.0 - 1e-9), 0.5)
+        rows, at, values = rows[unfinished], at[:, unfinished], values[:, unfinished]
+        share = _share(at, values)
     return found
+
+
+def _replaced(at: Array, values: Array, x: Array, fx: Array) -> tuple[Array, Array]:
+    """The points and their values with `x` as the last one, between the ends that it leaves."""
+    a, b, _ = values
+    same_side = (fx * a > 0.0) | np.isnan(a) & ~(fx * b > 0.0)
+    order = np.where(same_side, [[1], [0]], [[0], [1]])
+    others, their_values = (np.take_along_axis(old, order, axis=0) for old in (at, values))
+    return np.concatenate([x[None], others]), np.concatenate([fx[None], their_values])
+
+
+def _share(at: Array, values: Array) -> Array:
+    """How far from the last point towards the other end to look next."""
+    (a, b, c), (fa, fb, fc) = at, values
+    with np.errstate(all="ignore"):
+        place, height = (a - b) / (c - b), (fa - fb) / (fc - fb)
+        is_safe = (height**2 < place) & ((1.0 - height) ** 2 < 1.0 - place)
+        curved = fa / (fb - fa) * fc / (fb - fc)
+        curved += (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+    return np.where(is_safe, np.clip(curved, 1e-9, 1.0 - 1e-9), 0.5)
