@@ -1,5 +1,6 @@
-"""Small tensors are quickest on one thread, above all on a busy machine."""
+"""What makes tests quick on a busy machine: one thread for small tensors, and little collecting."""
 
+import gc
 import logging
 import os
 
@@ -13,6 +14,10 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 # torch.export writes a log of its every thought, which pytest would collect: a third of the time.
 logging.getLogger("torch.__trace").propagate = False
+
+
+# With three frameworks loaded, each look at all that lives takes half a second, every few tests.
+gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")
