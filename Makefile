@@ -32,9 +32,11 @@ help:  ## list the targets
 demo: .venv/.train  ## train 50 layers without shortcuts beside a ResNet, in three minutes
 	$(BIN)/python -m skipless.experiments.demo out
 
-test: .venv/.dev .venv/.oracles  ## run every test and doctest, a file at a time on each core
+test: .venv/.dev .venv/.oracles  ## run every test and doctest, a file at a time in each process
 	@$(MAKE) --no-print-directory .venv-jax-example/.ready || echo "Tests beside kfac-jax are skipped."
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	@# One process more than there are cores: some tests wait for processes of their own.
+	$(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder \
+		--numprocesses $$($(BIN)/python -c 'import os; print(1 + (os.cpu_count() or 1))')
 
 check: .venv/.dev  ## format, lint and types
 	$(BIN)/ruff format --check
@@ -70,8 +72,8 @@ clean:  ## remove everything that the other targets made
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # One stamp for each extra; the environment is made anew only when it is missing. The extra `dev` has
-# all that `train` has.
-.venv/.dev: INCLUDED := .venv/.train
+# all that `train` and `docs` have.
+.venv/.dev: INCLUDED := .venv/.train .venv/.docs
 
 .venv/.%: $(SETTINGS) | $(BIN)/python
 	@echo "Installing skipless[$*] into .venv"
