@@ -36,7 +36,7 @@ test: .venv/.dev .venv/.oracles  ## run every test and doctest, a file at a time
 	@$(MAKE) --no-print-directory .venv-jax-example/.ready || echo "Tests beside kfac-jax are skipped."
 	@# One process more than there are cores: some tests wait for processes of their own.
 	$(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder \
-		--numprocesses $$($(BIN)/python -c 'import os; print(1 + (os.cpu_count() or 1))')
+		--numprocesses $$(( $$(nproc 2>/dev/null || sysctl -n hw.ncpu) + 1 ))
 
 check: .venv/.dev  ## format, lint and types
 	$(BIN)/ruff format --check

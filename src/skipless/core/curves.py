@@ -35,7 +35,6 @@ from .activations import Activation, Array
 from .conditions import Conditions
 from .gaussian import blurred
 from .moments import Moments, distortion, moments
-from .zeros import zeros
 
 _ALPHAS = np.geomspace(1e-4, 1e6, 81)
 _SHIFTS = np.sinh(np.linspace(-math.asinh(30.0), math.asinh(30.0), 101))
@@ -97,7 +96,7 @@ def nearest(activation: Activation, conditions: Conditions, target: float) -> Po
     best = level[[np.argmin(np.abs(np.log(alpha[level])))]]
     width = 1e-2 * (np.abs(beta[best]) + alpha[best])
     bracket = np.stack([beta[best] - width, beta[best] + width], axis=1)
-    shift = _zeros(activation, conditions, alpha[best], bracket, within=0.0, steps=60)
+    shift = _bisected(activation, conditions, alpha[best], bracket, halvings=60)
     return _read(activation, conditions, alpha[best], shift)[0]
 
 
@@ -133,7 +132,7 @@ def _curves(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]
         return ()
     index = np.array(rows, np.intp)
     alpha = _ALPHAS[index]
-    beta = _zeros(activation, conditions, alpha, np.array(brackets), within=1e-3, steps=10)
+    beta = _bisected(activation, conditions, alpha, np.array(brackets))
     m = moments(activation, alpha, beta)
     with np.errstate(all="ignore"):
         sound = np.abs(_balance(conditions, m)) < 1e-2  # else a jump, not a zero
@@ -173,22 +172,22 @@ def _balance(conditions: Conditions, m: Moments) -> Array:
     return np.where(noise, np.nan, f)
 
 
-def _zeros(
+def _bisected(
     activation: Activation,
     conditions: Conditions,
     alpha: Array,
     bracket: Array,
-    *,
-    within: float,
-    steps: int,
+    halvings: int = 10,
 ) -> Array:
     """Zeros of `balance` in β within each bracket."""
-    return zeros(
-        lambda rows, beta: _balance(conditions, moments(activation, alpha[rows], beta)),
-        bracket,
-        within=within,
-        steps=steps,
-    )
+    low, high = bracket[:, 0], bracket[:, 1]
+    f_low = _balance(conditions, moments(activation, alpha, low))
+    for _ in range(halvings):
+        middle = 0.5 * (low + high)
+        f = _balance(conditions, moments(activation, alpha, middle))
+        left = f * f_low > 0.0
+        low, high = np.where(left, middle, low), np.where(left, high, middle)
+    return 0.5 * (low + high)
 
 
 def _linked(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[Curve, ...]:
@@ -287,7 +286,7 @@ def _crests(
             middle = np.asarray(np.interp(finer, log_alpha, shift), np.float64)
             width = 0.3 * float(np.ptp(shift)) + 1e-2 * (0.2 + alpha)
             bracket = np.stack([middle - width, middle + width], axis=1)
-            beta = _zeros(activation, conditions, alpha, bracket, within=1e-9, steps=40)
+            beta = _bisected(activation, conditions, alpha, bracket, halvings=40)
             m = moments(activation, alpha, beta)
             with np.errstate(all="ignore"):
                 sound = np.abs(_balance(conditions, m)) < 1e-6
