@@ -229,7 +229,7 @@ def tabulated_c_map(activation: Activation, q: float = 1.0) -> Callable[[npt.Arr
 
 
 def _rectifier_c_map(low: float, high: float, c: npt.ArrayLike) -> Array:
-    """Equation 9 on arrays, for slopes on both sides; `leaky_relu_c_map` keeps digits near C = 0."""
+    """Equation 9 on arrays, for slopes on both sides; `leaky_relu_c_map` is exact near C = 0."""
     cosines = _cosine(c)
     theta = np.arccos(cosines)
     kappa = (high - low) ** 2 / (high**2 + low**2)
