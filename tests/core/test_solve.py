@@ -343,7 +343,7 @@ def test_no_global_random_state_is_touched() -> None:
 
 def test_solving_twice_gives_the_very_same_solution() -> None:
     for method, name in ((TAT(), "silu"), (DKS(), "leaky_relu"), (EOC(0.3), "tanh")):
-        assert solve(chain(30), method, name) == solve(chain(30), method, name)
+        assert solve(Graph.chain(30), method, name) == solve(Graph.chain(30), method, name)
 
 
 def test_an_activation_of_the_user_is_solved_like_a_built_in_one() -> None:

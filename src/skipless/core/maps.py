@@ -232,8 +232,7 @@ def _rectifier_c_map(low: float, high: float, c: npt.ArrayLike) -> Array:
     """Equation 9 on arrays, for slopes on both sides; `leaky_relu_c_map` is exact near C = 0."""
     cosines = _cosine(c)
     theta = np.arccos(cosines)
-    kappa = (high - low) ** 2 / (high**2 + low**2)
-    return _cosine(cosines + kappa / math.pi * (np.sin(theta) - theta * cosines))
+    return _cosine(cosines + _kappa(low, high) / math.pi * (np.sin(theta) - theta * cosines))
 
 
 def _audible(activation: Activation, q: float) -> float:
@@ -323,9 +322,9 @@ def _demand_cosine(c: float) -> None:
         )
 
 
-def _kappa(alpha: float) -> float:
-    """How far leaky ReLU is from linear: 0 for x, 1 for ReLU, 2 for |x|."""
-    return (1.0 - alpha) ** 2 / (1.0 + alpha * alpha)
+def _kappa(low: float, high: float = 1.0) -> float:
+    """How far leaky ReLU of these slopes is from linear: 0 for x, 1 for ReLU, 2 for |x|."""
+    return (high - low) ** 2 / (high * high + low * low)
 
 
 def _demand_positive(q: float) -> None:

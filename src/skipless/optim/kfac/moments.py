@@ -62,16 +62,14 @@ def row_moment(rows: Tensor, homogeneous: bool) -> Tensor:
             [ 5.,  2.]])
     """
     width = rows.shape[1]
-    dtype = torch.promote_types(rows.dtype, torch.float32)
-    moment = rows.new_empty(width + homogeneous, width + homogeneous, dtype=dtype)
-    own = moment[:width, :width]
+    moments = _no_moments(rows, 1, width, homogeneous)
     first, *others = _parts(rows, width)
-    _gram(first.to(dtype), out=own)
+    _gram(first.to(moments.dtype), out=moments[0, :width, :width])
     for part in others:
-        own += _gram(part.to(dtype))
+        moments[0, :width, :width] += _gram(part.to(moments.dtype))
     if homogeneous:
-        _set_bias_(moment.unsqueeze(0), rows.sum(0, dtype=dtype), len(rows))
-    return moment
+        _set_bias_(moments, rows.sum(0, dtype=moments.dtype), len(rows))
+    return moments[0]
 
 
 @_in_full_precision
