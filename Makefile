@@ -9,9 +9,9 @@ SETTINGS := pyproject.toml constraints.txt
 
 # The environment variables also reach the isolated environment in which the package is built;
 # newer releases of pip read the second one there, older ones the first.
-INSTALL := PIP_CONSTRAINT="$$PIP_CONSTRAINT constraints.txt" \
+INSTALL = PIP_CONSTRAINT="$$PIP_CONSTRAINT constraints.txt" \
 	PIP_BUILD_CONSTRAINT="$$PIP_BUILD_CONSTRAINT constraints.txt" \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 define have_python
 test -n "$(PYTHON)" || { \
@@ -24,7 +24,7 @@ endef
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help demo test check bench bench-peers docs jax-example reproduce results figures clean
+.PHONY: help demo test test-core check bench bench-peers docs jax-example reproduce results figures clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ test: .venv/.dev .venv/.oracles  ## run every test and doctest, a file at a time
 	@# One process more than there are cores: some tests wait for processes of their own.
 	$(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder \
 		--numprocesses $$(( $$(nproc 2>/dev/null || sysctl -n hw.ncpu) + 1 ))
+
+test-core: .venv-base/.test  ## run the tests of core on the base install, which has no framework
+	.venv-base/bin/python -m pytest --quiet tests/core src/skipless/core
 
 check: .venv/.dev  ## format, lint and types
 	$(BIN)/ruff format --check
@@ -68,17 +71,24 @@ figures: .venv/.train  ## draw the figures of docs/idea.md
 	$(BIN)/python -m skipless.experiments.idea
 
 clean:  ## remove everything that the other targets made
-	rm -rf .venv .venv-peers .venv-jax-example build dist out site .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-base .venv-peers .venv-jax-example build dist out site .hypothesis .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # One stamp for each extra; the environment is made anew only when it is missing. The extra `dev` has
 # all that `train` and `docs` have.
 .venv/.dev: INCLUDED := .venv/.train .venv/.docs
 
-.venv/.%: $(SETTINGS) | $(BIN)/python
-	@echo "Installing skipless[$*] into .venv"
+define install_extra
+@echo "Installing skipless[$*] into $(@D)"
 	@$(INSTALL) --editable '.[$*]'
 	@touch $@ $(INCLUDED)
+endef
+
+.venv/.%: $(SETTINGS) | .venv/bin/python
+	$(install_extra)
+
+.venv-base/.%: $(SETTINGS) | .venv-base/bin/python
+	$(install_extra)
 
 # Tests compare K-FAC with curvlinops. What it asks for would bring torchvision, which its K-FAC does
 # not need and which is of no use beside the CPU build of torch.
@@ -97,6 +107,6 @@ clean:  ## remove everything that the other targets made
 	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement $<
 	@touch $@
 
-$(BIN)/python:
+.venv/bin/python .venv-base/bin/python:
 	@$(have_python)
-	@"$(PYTHON)" -m venv .venv || { rm -rf .venv; exit 1; }
+	@"$(PYTHON)" -m venv $(@D:/bin=) || { rm -rf $(@D:/bin=); exit 1; }

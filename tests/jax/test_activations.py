@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from activation_examples import KNOWN, POINTS, SOLUTIONS
+from activation_examples import KNOWN, POINTS, SHAPED, solved
 from skipless import Activation, Solution
 from skipless.core.activations import elu
 from skipless.jax import Shaped, activation, shaped
@@ -17,7 +17,7 @@ from skipless.jax import Shaped, activation, shaped
 KINKS = np.array([-3.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 3.0, 6.0, math.nan])
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # half an ulp, relative
 every_activation = pytest.mark.parametrize("index", range(len(KNOWN)), ids=[p.name for p in KNOWN])
-every_solution = pytest.mark.parametrize("name", SOLUTIONS)
+every_solution = pytest.mark.parametrize("name", SHAPED)
 
 
 def derivatives(f, x):
@@ -94,7 +94,7 @@ def test_equal_activations_are_compiled_once() -> None:
         return f(x)
 
     compiled = jax.jit(apply, static_argnums=0)
-    solution = SOLUTIONS["DKS celu"]
+    solution = solved("DKS celu")
     for _ in range(2):
         compiled(activation(elu(0.3)), 1.0)
         compiled(shaped(solution), 1.0)
@@ -121,11 +121,12 @@ def test_an_activation_of_the_users_own_is_shaped_with_a_function_of_arrays() ->
 
 def test_a_shaped_activation_is_its_solution() -> None:
     points = POINTS[np.abs(POINTS) < 100.0]
-    functions = [shaped(solution) for solution in SOLUTIONS.values()]
+    solutions = list(map(solved, SHAPED))
+    functions = list(map(shaped, solutions))
     every = jax.jit(lambda x: [derivatives(f, x) for f in functions], compiler_options=QUICKLY)
     with jax.enable_x64(True):
         found = jax.device_get(every(jnp.asarray(points)))
-    for solution, parts in zip(SOLUTIONS.values(), found, strict=True):
+    for solution, parts in zip(solutions, found, strict=True):
         exact = solution.shaped
         for part, f in zip(parts, (exact.value, exact.slope, exact.curvature), strict=True):
             close(part, f(points), 1e-12)
@@ -135,7 +136,7 @@ def test_a_shaped_activation_is_its_solution() -> None:
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_a_shaped_activation_rounds_once_in_half_precision(name: str, dtype: str) -> None:
     x = jax.random.normal(jax.random.key(0), (500,), dtype)
-    found, wanted = shaped(SOLUTIONS[name])(x), SOLUTIONS[name](np.asarray(x, float))
+    found, wanted = shaped(solved(name))(x), solved(name)(np.asarray(x, float))
     assert found.dtype == x.dtype
     error = np.abs(np.asarray(found, float) - wanted)
     # The second term is the rounding of float32, which matters where φ̂ crosses zero.

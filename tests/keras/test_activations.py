@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from keras import ops
 
-from activation_examples import KNOWN, POINTS, SOLUTIONS
+from activation_examples import KNOWN, POINTS, SHAPED, solved
 from skipless import Activation
 from skipless.keras import ShapedActivation, TReLU, WeightedAdd, activation
 
-every_solution = pytest.mark.parametrize("name", SOLUTIONS)
+every_solution = pytest.mark.parametrize("name", SHAPED)
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -35,7 +35,7 @@ def test_an_activation_and_its_gradient_equal_those_of_core(phi, float64, differ
 
 @every_solution
 def test_a_shaped_layer_is_the_solution(name, float64, differentiate) -> None:
-    solution = SOLUTIONS[name]
+    solution = solved(name)
     layer = ShapedActivation.from_solution(solution, dtype="float64")
     y, slope = differentiate(layer, POINTS)
     np.testing.assert_allclose(y, solution(POINTS), rtol=1e-12, atol=1e-12)
@@ -44,7 +44,7 @@ def test_a_shaped_layer_is_the_solution(name, float64, differentiate) -> None:
 
 @every_solution
 def test_a_configuration_gives_the_same_constants_back_through_json(name) -> None:
-    layer = ShapedActivation.from_solution(SOLUTIONS[name])
+    layer = ShapedActivation.from_solution(solved(name))
     stored = json.loads(json.dumps(keras.saving.serialize_keras_object(layer)))
     again = keras.saving.deserialize_keras_object(stored)
     assert type(again) is type(layer)
@@ -61,8 +61,8 @@ def test_a_function_of_the_users_own_is_saved_by_its_registered_name() -> None:
 
 
 def test_tat_gives_a_trelu_and_dks_another_layer() -> None:
-    assert type(ShapedActivation.from_solution(SOLUTIONS["TAT leaky_relu"])) is TReLU
-    assert type(ShapedActivation.from_solution(SOLUTIONS["DKS leaky_relu"])) is ShapedActivation
+    assert type(ShapedActivation.from_solution(solved("TAT leaky_relu"))) is TReLU
+    assert type(ShapedActivation.from_solution(solved("DKS leaky_relu"))) is ShapedActivation
 
 
 def test_half_precision_is_rounded_once() -> None:
@@ -71,10 +71,10 @@ def test_half_precision_is_rounded_once() -> None:
     half = ops.cast(x, "bfloat16")
     exact = np.asarray(ops.convert_to_numpy(ops.cast(half, "float32")), float)
     for name in ("TAT leaky_relu", "TAT tanh"):
-        y = ShapedActivation.from_solution(SOLUTIONS[name], dtype=policy)(half)
+        y = ShapedActivation.from_solution(solved(name), dtype=policy)(half)
         assert keras.backend.standardize_dtype(y.dtype) == "bfloat16"
         got = np.asarray(ops.convert_to_numpy(ops.cast(y, "float32")), float)
-        wanted = SOLUTIONS[name](exact)
+        wanted = solved(name)(exact)
         # Half an ulp of bfloat16, and a little for float32.
         assert np.max(np.abs(got - wanted) / np.maximum(np.abs(wanted), 1e-3)) < 2.0**-8 + 2e-4
 

@@ -17,21 +17,20 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import activation_examples as examples
-from activation_examples import CHAIN, KNOWN
-from skipless import EOC, Activation, Solution, solve
+from activation_examples import KNOWN, SHAPED, solved
+from skipless import EOC, Activation, Graph, Solution, solve
 from skipless.core.activations import elu, leaky_relu
 from skipless.torch import ShapedActivation, TReLU, activation, activations
 from skipless.torch.activations import _widest
 
 POINTS = torch.tensor(examples.POINTS)
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # half an ulp, relative
-SOLUTIONS = examples.SOLUTIONS | {"EOC leaky_relu": solve(CHAIN, EOC(), leaky_relu(0.2))}
 SLOPES = (-0.5, 0.0, 0.3, 0.9, 1.0, 1.5)
 
 # In its own formulas for forward and batched derivatives, PyTorch uses what it has deprecated.
 torch_scripts = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 every_activation = pytest.mark.parametrize("phi", KNOWN, ids=lambda phi: phi.name)
-every_solution = pytest.mark.parametrize("name", SOLUTIONS)
+every_solution = pytest.mark.parametrize("name", SHAPED)
 every_slope = pytest.mark.parametrize("slope", SLOPES)
 
 
@@ -140,7 +139,7 @@ def test_an_activation_of_the_users_own_asks_for_a_function_of_tensors(name: str
         activation(own)
     with pytest.raises(ValueError, match=r"Pass a function of tensors"):
         ShapedActivation(own)
-    solution = solve(CHAIN, EOC(), own)
+    solution = solve(Graph.chain(30), EOC(), own)
     with pytest.raises(ValueError, match=r"from_solution\(solution, function\)"):
         ShapedActivation.from_solution(solution)
     shaped = ShapedActivation.from_solution(solution, torch.sin)
@@ -150,14 +149,14 @@ def test_an_activation_of_the_users_own_asks_for_a_function_of_tensors(name: str
 
 @every_solution
 def test_a_shaped_activation_is_its_solution(name: str) -> None:
-    solution = SOLUTIONS[name]
+    solution = solved(name)
     value, slope, _ = derivatives(ShapedActivation.from_solution(solution), POINTS)
     close(value, torch.from_numpy(solution(POINTS.numpy())), 1e-12)
     close(slope, torch.from_numpy(solution.shaped.slope(POINTS.numpy())), 1e-12)
 
 
 def test_a_trelu_is_made_where_it_is_one() -> None:
-    made = {name for name, s in SOLUTIONS.items() if isinstance(shape(s), TReLU)}
+    made = {name for name in SHAPED if isinstance(shape(solved(name)), TReLU)}
     assert made == {"TAT leaky_relu", "EOC leaky_relu"}
 
 
@@ -168,8 +167,8 @@ def shape(solution: Solution) -> ShapedActivation:
 @every_solution
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 def test_a_shaped_activation_rounds_once_in_half_precision(name: str, dtype: torch.dtype) -> None:
-    x, shaped = normal(500, dtype=dtype), shape(SOLUTIONS[name])
-    wanted = torch.from_numpy(SOLUTIONS[name](x.double().numpy()))
+    x, shaped = normal(500, dtype=dtype), shape(solved(name))
+    wanted = torch.from_numpy(solved(name)(x.double().numpy()))
     found = shaped.to(dtype)(x)
     assert found.dtype == dtype
     error = (found.double() - wanted).abs()
@@ -184,7 +183,7 @@ def load_everywhere(model: nn.Module, number: float) -> None:
 
 @every_solution
 def test_constants_survive_every_way_in_which_models_travel(name: str) -> None:
-    shaped, x = shape(SOLUTIONS[name]), normal(100, dtype=torch.float64)
+    shaped, x = shape(solved(name)), normal(100, dtype=torch.float64)
     wanted = shaped(x)
     model = nn.Sequential(shaped)
     file = io.BytesIO()
@@ -235,7 +234,7 @@ CASTS: dict[str, Callable[[nn.Module], nn.Module]] = {
 @every_solution
 @pytest.mark.parametrize("cast", CASTS)
 def test_neither_casts_nor_devices_change_the_constants(name: str, cast: str) -> None:
-    shaped = shape(SOLUTIONS[name])
+    shaped = shape(solved(name))
     wanted = shaped.constants
     assert CASTS[cast](shaped) is shaped
     assert shaped.constants == wanted
@@ -281,7 +280,7 @@ def test_a_move_that_fails_leaves_the_constants_as_they_were() -> None:
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_constants_are_what_was_loaded(name: str, assign: bool, dtype: torch.dtype) -> None:
-    saved = nn.Sequential(shape(SOLUTIONS[name]))
+    saved = nn.Sequential(shape(solved(name)))
     state = {key: value.to(dtype) for key, value in saved.state_dict().items()}
     model = copy.deepcopy(saved)
     load_everywhere(model, 0.75)
@@ -344,7 +343,7 @@ def test_a_compiled_model_follows_the_constants_that_it_loads() -> None:
 
 @every_solution
 def test_a_shaped_activation_compiles_into_one_graph_and_exports(name: str) -> None:
-    shaped, x = shape(SOLUTIONS[name]), normal(50).requires_grad_()
+    shaped, x = shape(solved(name)), normal(50).requires_grad_()
     wanted, slope, _ = derivatives(shaped, x)
     torch._dynamo.reset()
     compiled = torch.compile(shaped, fullgraph=True, backend="aot_eager")
