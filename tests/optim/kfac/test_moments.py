@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from skipless.optim.kfac import moments
+from skipless.optim.kfac import moments, spectrum
 from skipless.optim.kfac.moments import Scratch, Window, output_moments, patch_moments, row_moment
+from skipless.optim.kfac.spectrum import Spectrum, lagged_products
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -99,20 +102,71 @@ def reads(draws: st.DrawFn) -> tuple[Tensor, Window]:
     most_products=st.sampled_from([0, moments.MOST_PRODUCTS]),  # patches laid out, or not
     chunk_bytes=st.sampled_from([1, moments.CHUNK_BYTES]),
     wide=st.sampled_from([1, moments.WIDE]),
+    spectral=st.sampled_from([-(10**9), 10**9]),  # the price, by which it is taken or not
 )
 def test_moments_of_patches_are_those_of_patches_written_out_one_by_one(
-    read: tuple[Tensor, Window], homogeneous: bool, most_products: int, chunk_bytes: int, wide: int
+    read: tuple[Tensor, Window],
+    homogeneous: bool,
+    most_products: int,
+    chunk_bytes: int,
+    wide: int,
+    spectral: int,
 ) -> None:
     inputs, window = read
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(moments, "MOST_PRODUCTS", most_products)
         patch.setattr(moments, "CHUNK_BYTES", chunk_bytes)
         patch.setattr(moments, "WIDE", wide)
+        patch.setattr(spectrum, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(Spectrum, "multiplications", lambda *_: spectral)
         found, number = patch_moments(inputs, window, homogeneous)
     bias = [1.0] * homogeneous
     rows = [[[*p, *bias] for p in patches(inputs, window, g)] for g in range(window.groups)]
     assert number == len(rows[0])
     assert_close(found, torch.tensor([outer_sum(group) for group in rows], dtype=torch.float64))
+
+
+def plain_windows() -> Iterator[tuple[tuple[int, int], Window]]:
+    kernels = [((1, 3), (1, 1)), ((1, 2), (1, 2)), ((2, 3), (1, 1)), ((3, 2), (1, 2))]
+    for sizes, (before, after), (kernel, dilation) in itertools.product(
+        [(4, 5), (5, 4), (1, 6)], itertools.product(range(3), repeat=2), kernels
+    ):
+        window = Window(kernel, (1, 1), ((before, after), (after, before)), dilation)
+        if min(window.positions(sizes)) > 0:
+            yield sizes, window
+
+
+@pytest.mark.parametrize(("sizes", "window"), [*plain_windows()])
+def test_moments_by_way_of_the_spectrum_are_the_same(
+    sizes: tuple[int, int], window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Spectrum, "multiplications", lambda *_: -(10**9))
+    inputs = draw(8, 3, *sizes, seed=1)
+    found, _ = patch_moments(inputs, window, homogeneous=False)
+    expected = outer_sum(patches(inputs, window, 0))
+    assert_close(found[0], torch.tensor(expected, dtype=torch.float64))
+
+
+def test_the_spectrum_is_taken_where_it_is_cheaper_and_loses_few_digits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[Tensor] = []
+
+    def noted(*args: Any) -> Tensor:
+        used.append(lagged_products(*args))
+        return used[-1]
+
+    monkeypatch.setattr(moments, "lagged_products", noted)
+    small, large = (Window.of(nn.Conv2d(16, 1, size, padding="same")) for size in (3, 5))
+    inputs = draw(64, 16, 12, 12).exp()  # all of one sign, which is harder
+    for window in (small, large):
+        exact = torch.nn.functional.unfold(inputs, window.kernel, padding=window.padding[0][0])
+        rows = exact.mT.flatten(0, 1)
+        found, _ = patch_moments(inputs.float(), window, homogeneous=False)
+        assert_close(found[0].double(), rows.mT @ rows, tolerance=1e-6)
+    assert len(used) == 2
+    patch_moments(inputs[:1].float(), small, homogeneous=False)
+    assert len(used) == 2
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -205,8 +259,8 @@ def test_layers_of_all_sizes_and_types_may_share_their_scratch() -> None:
 
 def test_scratch_is_used_again_where_it_is_large_enough() -> None:
     scratch = Scratch()
-    large = scratch.numbers(torch.zeros(3, 4))
-    assert scratch.numbers(torch.ones(5)).data_ptr() == large.data_ptr()
+    large = scratch.numbers(12, torch.zeros(1))
+    assert scratch.numbers(5, torch.ones(1)).data_ptr() == large.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

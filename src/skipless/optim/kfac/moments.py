@@ -11,12 +11,13 @@ but for the edges of the image, where some of them stop earlier than others: ran
 where one of them begins or ends, and each pair adds up its pieces. Rows of pixels are multiplied
 one by one, in one batch, so that only cuts across them cost anything: for a kernel of 3x3 these are
 19 batches, in place of 81 products, all of them on views of one copy of the inputs. A stride sorts
-pixels into phases; each tap reads one of these.
+pixels into phases; each tap reads one of these. Where it is cheaper, the products over whole images
+come from their spectrum, and only what some pairs leave out at the edges is multiplied like this.
 
 Sums are in float32, or in float64 where the tensors are. Extra memory is at most about that of the
-result, of a product for each row of an image, and of four copies of a part of the batch, each of
-`CHUNK_BYTES` or of one example, of which a `Scratch` keeps one; and one copy of the whole batch
-where the padding is not of zeros.
+result, of a product for each row of an image, or of `spectrum.CHUNK_BYTES`, and of six copies of a
+part of the batch, each of `CHUNK_BYTES` or of one example, of which a `Scratch` keeps four; and one
+copy of the whole batch where the padding is not of zeros.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .windows import Band, Window, axes, planned, readers
+from .spectrum import lagged_products
+from .windows import Band, Plan, Window, axes, cheapest_plan, readers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -96,12 +98,12 @@ class Scratch:
     def __init__(self) -> None:
         self._buffer = torch.empty(0)
 
-    def numbers(self, like: Tensor) -> Tensor:
-        """As many numbers as `like` has, of its type and on its device; not set to anything."""
+    def numbers(self, number: int, like: Tensor) -> Tensor:
+        """So many numbers of the type of `like`, on its device; not set to anything."""
         buffer = self._buffer
-        if (buffer.dtype, buffer.device) != (like.dtype, like.device) or len(buffer) < like.numel():
-            self._buffer = buffer = like.new_empty(like.numel())
-        return buffer[: like.numel()]
+        if (buffer.dtype, buffer.device) != (like.dtype, like.device) or len(buffer) < number:
+            self._buffer = buffer = like.new_empty(number)
+        return buffer[:number]
 
 
 @_in_full_precision
@@ -213,11 +215,12 @@ def _add_patches_(moment: Tensor, inputs: Tensor, window: Window) -> None:
 
 def _add_shared_products_(moment: Tensor, inputs: Tensor, window: Window, scratch: Scratch) -> None:
     """Add the products of patches from those of pixels, each of which many pairs of taps share."""
-    plan = planned(window, tuple(inputs.shape[2:]), moment.dtype, moment.device)
     groups, channels = window.groups, inputs.shape[1] // window.groups
+    sizes = tuple(inputs.shape[2:])
+    plan = cheapest_plan(window, sizes, len(inputs), channels, moment.dtype, moment.device)
     totals = moment.new_zeros(len(plan.shares), groups, channels, channels)
     for part in _parts(inputs, inputs[0].numel()):
-        _add_products_(totals, part.to(moment.dtype), window, plan.bands, scratch)
+        _add_products_(totals, part.to(moment.dtype), window, plan, scratch)
     taps = math.prod(window.kernel)
     blocks = (totals.flatten(1).mT @ plan.shares).view(groups, channels, channels, taps, taps)
     by_taps = moment.unflatten(2, (channels, taps)).unflatten(1, (channels, taps)).transpose(2, 3)
@@ -225,17 +228,23 @@ def _add_shared_products_(moment: Tensor, inputs: Tensor, window: Window, scratc
 
 
 def _add_products_(
-    totals: Tensor, inputs: Tensor, window: Window, bands: Sequence[Band], scratch: Scratch
+    totals: Tensor, inputs: Tensor, window: Window, plan: Plan, scratch: Scratch
 ) -> None:
-    """Add products over boxes, as matrix products of views of one copy of the inputs."""
-    batch, free = len(inputs), scratch.numbers(inputs)
+    """Add products of pixels, as products of matrices that are views of one copy of the inputs."""
+    batch, channels, spectrum = len(inputs), inputs.shape[1], plan.spectrum
+    transformed = sum(spectrum.sizes(batch * channels)) if spectrum else 0
+    free = scratch.numbers(inputs.numel() + transformed, inputs)
     phases: dict[tuple[int, ...], Tensor] = {}
-    for phase in {side.phase for band in bands for side in band.sides}:
+    for phase in plan.phases:
         pixels = _phase(inputs, window.stride, phase)
         own, free = free.split([pixels.numel(), len(free) - pixels.numel()])
         phases[phase] = _by_position(pixels, window.groups, own)
-    by_band = totals.split([len(band.rows) for band in bands])
-    for band, own in zip(bands, by_band, strict=True):
+    if spectrum:
+        whole, totals = totals.split([len(spectrum.even), len(totals) - len(spectrum.even)])
+        (pixels,) = phases.values()
+        whole[:, 0] += lagged_products(pixels, spectrum, batch, free)
+    by_band = totals.split([len(band.rows) for band in plan.bands])
+    for band, own in zip(plan.bands, by_band, strict=True):
         left, right = (
             _pixels(phases[side.phase], side.pixels, window.groups, batch) for side in band.sides
         )
@@ -266,6 +275,10 @@ def _times(span: slice, factor: int) -> slice:
 def _add_product_(totals: Tensor, band: Band, left: Tensor, right: Tensor) -> None:
     """Add products of the pixels of a band to the totals of its boxes, each over its own rows."""
     _, groups, channels, _ = totals.shape
+    if channels < WIDE and len(left) == 1 and left.shape[1] % CORES == 0:
+        left, right = (side.view(CORES, -1, channels) for side in (left, right))
+        totals += torch.bmm(left.mT, right).sum(0)
+        return
     if channels < WIDE:
         products = torch.bmm(left.mT, right).view(-1, groups * channels * channels)
         totals.flatten(1).addmm_(band.sums, products)

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .spectrum import LONGEST, Spectrum, spectrum
+
 
 @dataclass(frozen=True)
 class Window:
@@ -68,15 +70,17 @@ class Window:
 class Stretch:
     """Pixels of a phase, along one dimension, and as many of another phase, `lag` further on.
 
-    They meet in the products of each tap in `taps` with the tap that is `apart` further on.
+    Their products are added to those of each tap in `taps` with the tap that is `apart` further on,
+    as many times as `taps` says. They are `whole` where there are no others.
     """
 
     phases: tuple[int, int]
     start: int
     stop: int
     lag: int
-    taps: tuple[int, ...]
+    taps: dict[int, int]
     apart: int
+    whole: bool
 
     def of(self, side: int) -> slice:
         """The pixels of the first (`side` 0) or second (1) phase."""
@@ -85,31 +89,51 @@ class Stretch:
 
 @lru_cache(maxsize=4096)
 def _stretches(
-    kernel: int, stride: int, padding: tuple[int, int], dilation: int, size: int
+    kernel: int, stride: int, padding: tuple[int, int], dilation: int, size: int, wholes: bool
 ) -> tuple[Stretch, ...]:
-    """All that pairs of taps sum over along one dimension, each piece once for all who share it."""
+    """All that pairs of taps sum over along one dimension, each piece once for all who share it.
+
+    If `wholes`, the longest piece is made whole, and the others are taken off where that is too
+    much, or added where it still is not enough.
+    """
     (positions,) = Window((kernel,), (stride,), (padding,), (dilation,)).positions((size,))
     reads = [divmod(tap * dilation - padding[0], stride) for tap in range(kernel)]
     lengths = [len(range(phase, size, stride)) for phase in range(stride)]
-    spans: dict[tuple[int, int, int, int], dict[int, tuple[int, int]]] = {}
+    spans: dict[tuple[int, int, range, int, int], dict[int, range]] = {}
     for tap, other in itertools.product(range(kernel), repeat=2):
         (shift, phase), (other_shift, other_phase) = reads[tap], reads[other]
         lag = other_shift - shift
-        start = max(shift, 0, -lag)
-        stop = min(shift + positions, lengths[phase], lengths[other_phase] - lag)
-        if start < stop:
-            spans.setdefault((phase, other_phase, lag, other - tap), {})[tap] = (start, stop)
-    return tuple(
-        Stretch((phase, other_phase), start, stop, lag, taps, apart)
-        for (phase, other_phase, lag, apart), ends in spans.items()
-        for start, stop in itertools.pairwise(sorted(set(itertools.chain(*ends.values()))))
-        if (taps := tuple(tap for tap, (a, b) in ends.items() if a <= start and stop <= b))
-    )
+        whole = range(max(0, -lag), min(lengths[phase], lengths[other_phase] - lag))
+        read = range(max(shift, whole.start), min(shift + positions, whole.stop))
+        if read:
+            spans.setdefault((phase, other_phase, whole, lag, other - tap), {})[tap] = read
+    found: list[Stretch] = []
+    for (phase, other_phase, whole, lag, apart), read in spans.items():
+        cuts = {cut for span in (whole, *read.values()) for cut in (span.start, span.stop)}
+        pieces = {
+            range(*ends): {tap: 1 for tap, span in read.items() if ends[0] in span}
+            for ends in itertools.pairwise(sorted(cuts))
+        }
+        if wholes:
+            longest = pieces.pop(max(pieces, key=len))
+            pieces = {piece: _less(taps, longest) for piece, taps in pieces.items()}
+            pieces[whole] = longest
+        found += [
+            Stretch((phase, other_phase), piece.start, piece.stop, lag, taps, apart, piece == whole)
+            for piece, taps in pieces.items()
+            if taps
+        ]
+    return tuple(found)
 
 
-def axes(window: Window, sizes: Sequence[int]) -> list[tuple[Stretch, ...]]:
+def _less(taps: dict[int, int], others: dict[int, int]) -> dict[int, int]:
+    differences = {tap: taps.get(tap, 0) - others.get(tap, 0) for tap in taps | others}
+    return {tap: number for tap, number in differences.items() if number}
+
+
+def axes(window: Window, sizes: Sequence[int], wholes: bool = False) -> list[tuple[Stretch, ...]]:
     settings = (window.kernel, window.stride, window.padding, window.dilation, sizes)
-    return [_stretches(*axis) for axis in zip(*settings, strict=True)]
+    return [_stretches(*axis, wholes) for axis in zip(*settings, strict=True)]
 
 
 @lru_cache(maxsize=256)
@@ -165,61 +189,105 @@ class Band:
     rows: tuple[slice, ...]  # of these, for each box
     sums: Tensor  # (boxes, rows): 1 where a row is one of a box
 
+    @property
+    def pixels(self) -> int:
+        """How many pixels of an example are multiplied."""
+        return math.prod(span.stop - span.start for span in self.sides[0].pixels)
+
 
 @dataclass(frozen=True)
 class Plan:
     """Which products are computed, and which pairs of taps each of them is a part of.
 
-    Products are those of all boxes of all bands. In them the first tap is not after the second: a
-    pair in the other order has the shares of its mirror image, and the transposed products.
+    Products are those of whole images at the lags of the spectrum, if there is one, and of all
+    boxes of all bands. In them the first tap is not after the second: a pair in the other order has
+    the shares of its mirror image, and the transposed products.
     """
 
+    spectrum: Spectrum | None
     bands: tuple[Band, ...]
-    shares: Tensor  # (boxes, taps · taps)
+    shares: Tensor  # (products, taps · taps)
     ordered: Tensor  # (taps, taps), whether the first tap is not after the second
+
+    @property
+    def phases(self) -> set[tuple[int, ...]]:
+        """Those that pixels are read from; a spectrum is of the only one that there is."""
+        whole = {(0, 0)} if self.spectrum else set[tuple[int, ...]]()
+        return whole.union(side.phase for band in self.bands for side in band.sides)
+
+    def multiplications(self, batch: int, channels: int) -> int:
+        """What the products take where there are no groups."""
+        pixels = sum(band.pixels for band in self.bands)
+        by_frequency = self.spectrum.multiplications(batch, channels) if self.spectrum else 0
+        return batch * channels**2 * pixels + by_frequency
+
+
+def cheapest_plan(
+    window: Window,
+    sizes: tuple[int, ...],
+    batch: int,
+    channels: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Plan:
+    """By way of the spectrum where the images of a layer without groups or strides make it pay."""
+    plans = [planned(window, sizes, dtype, device, wholes=False)]
+    is_plain = len(sizes) == 2 and window.groups == 1 and set(window.stride) == {1}
+    if is_plain and max(sizes) <= LONGEST:
+        plans.append(planned(window, sizes, dtype, device, wholes=True))
+    return min(plans, key=lambda plan: plan.multiplications(batch, channels))
 
 
 @lru_cache(maxsize=256)  # one of 7x7 taps has 5 MB
 def planned(
-    window: Window, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    window: Window, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, wholes: bool
 ) -> Plan:
     none = (0,) * len(sizes)
-    first, *others = axes(window, sizes)
+    first, *others = axes(window, sizes, wholes)
     alike: dict[tuple[object, ...], list[Stretch]] = {}
     for stretch in first:
         alike.setdefault((stretch.phases, stretch.lag, stretch.apart), []).append(stretch)
     bands: list[Band] = []
+    images: list[Box] = []
     boxes: list[Box] = []
     for along, across in itertools.product(alike.values(), itertools.product(*others)):
-        own = [Box((stretch, *across)) for stretch in along]
-        if own[0].apart >= none:
-            bands.append(_band(along, across, dtype, device))
-            boxes += own
+        if Box((along[0], *across)).apart < none:
+            continue
+        groups = [along]
+        if wholes and all(stretch.whole for stretch in across):
+            images += [Box((stretch, *across)) for stretch in along if stretch.whole]
+            groups = [[stretch] for stretch in along if not stretch.whole]  # far from one another
+        for own in groups:
+            bands.append(_band(own, across, dtype, device))
+            boxes += [Box((stretch, *across)) for stretch in own]
+    lags = tuple(tuple(stretch.lag for stretch in box.stretches) for box in images)
+    by_frequency = spectrum(sizes, lags, dtype, device) if lags else None
+    boxes = images + boxes
     taps = math.prod(window.kernel)
     steps = [math.prod(window.kernel[axis + 1 :]) for axis in range(len(sizes))]
-    found: list[tuple[int, int, int]] = []  # a box, and two taps
+    found: list[tuple[int, int, int, int]] = []  # a box, two taps, and how many times
     for index, box in enumerate(boxes):
         apart = sum(map(operator.mul, box.apart, steps))
-        for own in itertools.product(*(stretch.taps for stretch in box.stretches)):
-            tap = sum(map(operator.mul, own, steps))
-            found.append((index, tap, tap + apart))
-    index, tap, other = torch.tensor(found, dtype=torch.int64).view(-1, 3).unbind(1)
+        for own in itertools.product(*(stretch.taps.items() for stretch in box.stretches)):
+            tap = sum(map(operator.mul, (tap for tap, _ in own), steps))
+            found.append((index, tap, tap + apart, math.prod(times for _, times in own)))
+    index, tap, other, times = torch.tensor(found, dtype=torch.int64).view(-1, 4).unbind(1)
     shares = torch.zeros(len(boxes), taps, taps, dtype=dtype)
-    shares[index, tap, other] = shares[index, other, tap] = 1.0
+    shares[index, tap, other] = shares[index, other, tap] = times.to(dtype)
     ordered = torch.ones(taps, taps, dtype=torch.bool).triu()
-    return Plan(tuple(bands), shares.flatten(1).to(device), ordered.to(device))
+    return Plan(by_frequency, tuple(bands), shares.flatten(1).to(device), ordered.to(device))
 
 
 def _band(
     along: Sequence[Stretch], across: Sequence[Stretch], dtype: torch.dtype, device: torch.device
 ) -> Band:
     """The boxes that stretches along the first dimension make with one along each other."""
-    start, stop = along[0].start, along[-1].stop
-    whole = Box((replace(along[0], stop=stop), *across))
+    start, stop = min(s.start for s in along), max(s.stop for s in along)
+    whole = Box((replace(along[0], start=start, stop=stop), *across))
     # Those of three dimensions are of planes, each with its own rows.
     each = math.prod(stretch.stop - stretch.start for stretch in across[:-1])
     rows = [slice((s.start - start) * each, (s.stop - start) * each) for s in along]
-    sums = torch.zeros(len(rows), rows[-1].stop, dtype=dtype, device=device)
+    sums = torch.zeros(len(rows), (stop - start) * each, dtype=dtype, device=device)
     for own, part in zip(sums, rows, strict=True):
         own[part] = 1.0
     return Band((whole.side(0), whole.side(1)), tuple(rows), sums)
