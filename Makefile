@@ -5,6 +5,8 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	&& command -v "$$python" && break; done)
 
 BIN := .venv/bin
+# One more than there are cores: some tests wait for processes of their own.
+WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || sysctl -n hw.ncpu) + 1 )))
 SETTINGS := pyproject.toml constraints.txt
 
 # The environment variables also reach the isolated environment in which the package is built;
@@ -34,9 +36,7 @@ demo: .venv/.train  ## train 50 layers without shortcuts beside a ResNet, in thr
 
 test: .venv/.dev .venv/.oracles  ## run every test and doctest, a file at a time in each process
 	@$(MAKE) --no-print-directory .venv-jax-example/.ready || echo "Tests beside kfac-jax are skipped."
-	@# One process more than there are cores: some tests wait for processes of their own.
-	$(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder \
-		--numprocesses $$(( $$(nproc 2>/dev/null || sysctl -n hw.ncpu) + 1 ))
+	$(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses $(WORKERS)
 
 test-core: .venv-base/.test  ## run the tests of core on the base install, which has no framework
 	.venv-base/bin/python -m pytest --quiet tests/core src/skipless/core

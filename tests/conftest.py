@@ -4,6 +4,8 @@ import gc
 import logging
 import os
 
+import pytest
+
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")  # one a process; others by this variable
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Tests compile much and compute little.
@@ -19,3 +21,15 @@ logging.getLogger("torch.__trace").propagate = False
 
 # With three frameworks loaded, each look at all that lives takes half a second, every few tests.
 gc.set_threshold(20_000, 20, 20)
+
+# A minute each: begun first, so that no process is left alone with one of them at the end.
+LONGEST = (
+    "torch/test_convert.py",
+    "train/test_processes.py",
+    "test_docs.py",
+    "torch/test_kernels.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not any(item.path.match(f"tests/{file}") for file in LONGEST))

@@ -275,15 +275,14 @@ def _times(span: slice, factor: int) -> slice:
 def _add_product_(totals: Tensor, band: Band, left: Tensor, right: Tensor) -> None:
     """Add products of the pixels of a band to the totals of its boxes, each over its own rows."""
     _, groups, channels, _ = totals.shape
-    if channels < WIDE and len(left) == 1 and left.shape[1] % CORES == 0:
+    if channels >= WIDE:
+        for total, rows in zip(totals, band.rows, strict=True):
+            own = _times(rows, groups)
+            for a, b in zip(left[own].split(groups), right[own].split(groups), strict=True):
+                total.baddbmm_(a.mT, b)
+    elif len(left) == 1 and left.shape[1] % CORES == 0:  # a row that is long, as in `_gram`
         left, right = (side.view(CORES, -1, channels) for side in (left, right))
         totals += torch.bmm(left.mT, right).sum(0)
-        return
-    if channels < WIDE:
+    else:
         products = torch.bmm(left.mT, right).view(-1, groups * channels * channels)
         totals.flatten(1).addmm_(band.sums, products)
-        return
-    for total, rows in zip(totals, band.rows, strict=True):
-        own = _times(rows, groups)
-        for a, b in zip(left[own].split(groups), right[own].split(groups), strict=True):
-            total.baddbmm_(a.mT, b)

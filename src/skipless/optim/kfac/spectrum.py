@@ -79,14 +79,14 @@ def lagged_products(pixels: Tensor, spectrum: Spectrum, batch: int, scratch: Ten
     """
     channels, numbers = pixels.shape[2], batch * pixels.shape[2]
     lags, frequencies = spectrum.even.shape
-    both, width = len(spectrum.down), spectrum.along.shape[1] // 2
+    half, width = len(spectrum.down) // 2, spectrum.along.shape[1] // 2
     once, twice = scratch.split(spectrum.sizes(numbers))
     columns = pixels.view(-1, width, numbers).transpose(0, 1)
     down = spectrum.down.expand(width, -1, -1)
-    torch.bmm(down, columns, out=once.view(width, both, numbers))
-    rows = once.view(2 * width, both // 2, numbers).transpose(0, 1)
-    along = spectrum.along.expand(both // 2, -1, -1)
-    torch.bmm(along, rows, out=twice.view(both // 2, -1, numbers))
+    torch.bmm(down, columns, out=once.view(width, 2 * half, numbers))
+    rows = once.view(2 * width, half, numbers).transpose(0, 1)
+    along = spectrum.along.expand(half, -1, -1)
+    torch.bmm(along, rows, out=twice.view(half, -1, numbers))
     waves = twice.view(frequencies, 2, batch, channels)
     even, odd = pixels.new_zeros(2, lags, channels * channels)
     step = max(1, CHUNK_BYTES // (2 * channels * channels * pixels.itemsize))
