@@ -1,14 +1,17 @@
 """Data sets by name: digits, random images, and how images in memory are augmented."""
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 from torch import Tensor
 
+from skipless.train import standard
 from skipless.train.arrays import ArraySplit, channel_statistics, shifted_and_flipped
 from skipless.train.data import data_names, load_data
 from skipless.train.standard import Augmentation, _splits
@@ -80,6 +83,26 @@ def test_digits_are_those_of_scikit_learn_each_in_one_part_only() -> None:
     # A fifth of every class, to the nearest image.
     held_out = np.bincount(labels[1437:], minlength=10)
     assert np.abs(held_out - np.bincount(numbers) / 1797 * 360).max() <= 1
+    drawn = train_test_split(np.c_[truth, numbers], test_size=360, stratify=numbers, random_state=0)
+    assert np.array_equal(np.c_[levels, labels], np.concatenate(drawn))
+
+
+def test_digits_are_the_same_where_scikit_learn_keeps_its_file_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    by_file = load_data("digits").train
+    monkeypatch.setattr(standard, "DIGITS_FILE", "datasets/elsewhere.csv.gz")
+    by_import = load_data("digits").train
+    for mine, theirs in zip(
+        *(s.load(range(len(s)), None) for s in (by_file, by_import)), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+
+
+def test_digits_without_scikit_learn_name_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'skipless\[train\]'"):
+        load_data("digits")
 
 
 def test_smaller_digits_are_means_of_squares_standardised_as_such() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from .formats import Bytes, Labelled, read_cifar, read_idx
 from .places import CIFAR10, CIFAR10_PARTS, FASHION_MNIST, Place
 
 T = TypeVar("T")
+DIGITS_FILE = "datasets/data/digits.csv.gz"
+DIGITS_ORDER = Path(__file__).with_name("digits_order.txt")  # in training, then in validation
+DIGITS_TRAIN = 1_437
 FASHION_MNIST_TRAIN, FASHION_MNIST_TEST = 60_000, 10_000  # images
 
 
@@ -30,21 +34,12 @@ class Augmentation:
 def digits(augment: bool | None, size: int | None = None) -> tuple[ArraySplit, ArraySplit]:
     """1,437 training and 360 validation images of 8 x 8 handwritten digits, from scikit-learn.
 
-    The validation part holds a fifth of every class, drawn once and for all.
+    The validation part holds a fifth of every class, drawn once and for all: by scikit-learn's
+    `train_test_split`, stratified, with `random_state=0`.
     """
-    try:
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "digits come with scikit-learn, which is not installed: pip install 'skipless[train]'"
-        ) from None
-    pixels, labels = load_digits(return_X_y=True)
-    train, validation = train_test_split(
-        np.arange(len(labels)), test_size=360, stratify=labels, random_state=0
-    )
-    images = np.asarray(pixels, dtype=np.uint8).reshape(-1, 1, 8, 8)  # 17 shades of grey
-    numbers = np.asarray(labels, dtype=np.int64)
+    images, numbers = _handwritten()
+    order = np.array(DIGITS_ORDER.read_text(encoding="ascii").split(), dtype=np.int64)
+    train, validation = np.split(order, [DIGITS_TRAIN])
     return _splits(
         (images[train], numbers[train]),
         (images[validation], numbers[validation]),
@@ -52,6 +47,25 @@ def digits(augment: bool | None, size: int | None = None) -> tuple[ArraySplit, A
         augment,
         size,
     )
+
+
+def _handwritten() -> Labelled:
+    """All digits, from scikit-learn's file: to import it takes longer than to train on them."""
+    found = importlib.util.find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(
+            "digits come with scikit-learn, which is not installed: pip install 'skipless[train]'"
+        )
+    file = Path(found.origin).parent / DIGITS_FILE
+    if file.exists():
+        table = np.loadtxt(file, dtype=np.uint8, delimiter=",")
+        pixels, labels = table[:, :-1], table[:, -1]
+    else:  # scikit-learn does not promise where it is
+        from sklearn.datasets import load_digits
+
+        pixels, labels = load_digits(return_X_y=True)
+    images = np.asarray(pixels, dtype=np.uint8).reshape(-1, 1, 8, 8)  # 17 shades of grey
+    return images, np.asarray(labels, dtype=np.int64)
 
 
 def fashion_mnist(
