@@ -13,8 +13,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # Threads of OpenBLAS wait by turning in circles, at the expense of the tests beside them: products
 # of matrices with a hundred rows took ten times as long. NumPy and torch read these when they are
 # imported.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 # torch.export writes a log of its every thought, which pytest would collect: a third of the time.
 logging.getLogger("torch.__trace").propagate = False

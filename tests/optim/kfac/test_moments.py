@@ -117,7 +117,7 @@ def test_moments_of_patches_are_those_of_patches_written_out_one_by_one(
         patch.setattr(moments, "MOST_PRODUCTS", most_products)
         patch.setattr(moments, "CHUNK_BYTES", chunk_bytes)
         patch.setattr(moments, "WIDE", wide)
-        patch.setattr(spectrum, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(spectrum, "PRODUCT_BYTES", chunk_bytes)
         patch.setattr(Spectrum, "multiplications", lambda *_: spectral)
         found, number = patch_moments(inputs, window, homogeneous)
     bias = [1.0] * homogeneous
@@ -166,6 +166,8 @@ def test_the_spectrum_is_taken_where_it_is_cheaper_and_loses_few_digits(
         assert_close(found[0].double(), rows.mT @ rows, tolerance=1e-6)
     assert len(used) == 2
     patch_moments(inputs[:1].float(), small, homogeneous=False)
+    monkeypatch.setattr(moments, "CHUNK_BYTES", 1)  # each example by itself, as the one before
+    patch_moments(inputs.float(), small, homogeneous=False)
     assert len(used) == 2
 
 

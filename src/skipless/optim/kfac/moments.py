@@ -15,16 +15,17 @@ pixels into phases; each tap reads one of these. Where it is cheaper, the produc
 come from their spectrum, and only what some pairs leave out at the edges is multiplied like this.
 
 Sums are in float32, or in float64 where the tensors are. Extra memory is at most about that of the
-result, of a product for each row of an image, or of `spectrum.CHUNK_BYTES`, and of six copies of a
-part of the batch, each of `CHUNK_BYTES` or of one example, of which a `Scratch` keeps four; and one
-copy of the whole batch where the padding is not of zeros.
+result, of a product for each row of an image, or of `PRODUCT_BYTES`, and of six copies of a part of
+the batch, each of `CHUNK_BYTES` or of one example, of which a `Scratch` keeps four (nine and seven
+where kernels are nearly as large as images); and one copy of the whole batch where the padding is
+not of zeros.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
@@ -146,7 +147,7 @@ def _set_bias_(moments: Tensor, total: Tensor, number: int) -> None:
     moments[:, -1, -1] = number
 
 
-def _parts(values: Tensor, entries: int) -> Iterable[Tensor]:
+def _parts(values: Tensor, entries: int) -> Sequence[Tensor]:
     """`values` in parts of the batch, where `entries` are to be copied for each example."""
     size = torch.promote_types(values.dtype, torch.float32).itemsize
     return values.split(max(1, CHUNK_BYTES // (entries * size)))
@@ -216,10 +217,10 @@ def _add_patches_(moment: Tensor, inputs: Tensor, window: Window) -> None:
 def _add_shared_products_(moment: Tensor, inputs: Tensor, window: Window, scratch: Scratch) -> None:
     """Add the products of patches from those of pixels, each of which many pairs of taps share."""
     groups, channels = window.groups, inputs.shape[1] // window.groups
-    sizes = tuple(inputs.shape[2:])
-    plan = cheapest_plan(window, sizes, len(inputs), channels, moment.dtype, moment.device)
+    sizes, parts = tuple(inputs.shape[2:]), _parts(inputs, inputs[0].numel())
+    plan = cheapest_plan(window, sizes, len(parts[0]), channels, moment.dtype, moment.device)
     totals = moment.new_zeros(len(plan.shares), groups, channels, channels)
-    for part in _parts(inputs, inputs[0].numel()):
+    for part in parts:
         _add_products_(totals, part.to(moment.dtype), window, plan, scratch)
     taps = math.prod(window.kernel)
     blocks = (totals.flatten(1).mT @ plan.shares).view(groups, channels, channels, taps, taps)
@@ -240,9 +241,9 @@ def _add_products_(
         own, free = free.split([pixels.numel(), len(free) - pixels.numel()])
         phases[phase] = _by_position(pixels, window.groups, own)
     if spectrum:
-        whole, totals = totals.split([len(spectrum.even), len(totals) - len(spectrum.even)])
+        of_images, totals = totals.tensor_split([len(spectrum.even)])
         (pixels,) = phases.values()
-        whole[:, 0] += lagged_products(pixels, spectrum, batch, free)
+        of_images[:, 0] += lagged_products(pixels, spectrum, batch, free)
     by_band = totals.split([len(band.rows) for band in plan.bands])
     for band, own in zip(plan.bands, by_band, strict=True):
         left, right = (

@@ -9,6 +9,10 @@ where the transform is of $M$ pixels, so many that no lag wraps around. One prod
 each frequency serves all lags, of which patches of 3x3 have 13. Images of layers are small: their
 transforms are products with matrices, too, and no frequency is computed that follows from its
 conjugate.
+
+Rounding is relative to the sum of all squares. Where nearly all of it lies in the rows that a pair
+of taps does not read, what is left for that pair has few digits of its own, and may be negative by
+a few 1e-7 of the largest moment, which is much less than usual damping.
 """
 
 from __future__ import annotations
@@ -20,8 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LONGEST = 128  # side of an image; for more, transforms by matrices are large, and do not pay
-CHUNK_BYTES = 16 * 2**20  # of the products of some frequencies
+LARGEST = 128  # side of an image; beyond, transforms by matrices take more than they save
+PRODUCT_BYTES = 16 * 2**20  # at most, of the products of some frequencies
 KEEPING = 64  # multiplications in the time that it takes to write a number and to read it again
 
 
@@ -34,7 +38,7 @@ class Spectrum(NamedTuple):
     odd: Tensor  # (lags, frequencies): and of what changes its sign
 
     def sizes(self, numbers: int) -> tuple[int, int]:
-        """Of the images after one transform and after both, where each pixel has some numbers."""
+        """Of the images after one transform and after both, where a pixel has so many numbers."""
         width = self.along.shape[1] // 2
         return len(self.down) * width * numbers, 2 * self.even.shape[1] * numbers
 
@@ -89,7 +93,7 @@ def lagged_products(pixels: Tensor, spectrum: Spectrum, batch: int, scratch: Ten
     torch.bmm(along, rows, out=twice.view(half, -1, numbers))
     waves = twice.view(frequencies, 2, batch, channels)
     even, odd = pixels.new_zeros(2, lags, channels * channels)
-    step = max(1, CHUNK_BYTES // (2 * channels * channels * pixels.itemsize))
+    step = max(1, PRODUCT_BYTES // (2 * channels * channels * pixels.itemsize))
     for start in range(0, frequencies, step):
         some = slice(start, start + step)
         both, (real, imaginary) = waves[some].flatten(1, 2), waves[some].unbind(1)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .spectrum import LONGEST, Spectrum, spectrum
+from .spectrum import LARGEST, Spectrum, spectrum
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Stretch:
     """Pixels of a phase, along one dimension, and as many of another phase, `lag` further on.
 
     Their products are added to those of each tap in `taps` with the tap that is `apart` further on,
-    as many times as `taps` says. They are `whole` where there are no others.
+    as many times as `taps` says. It is `whole` if it has all pixels for which there is another.
     """
 
     phases: tuple[int, int]
@@ -216,7 +216,7 @@ class Plan:
         return whole.union(side.phase for band in self.bands for side in band.sides)
 
     def multiplications(self, batch: int, channels: int) -> int:
-        """What the products take where there are no groups."""
+        """What the products of a group take."""
         pixels = sum(band.pixels for band in self.bands)
         by_frequency = self.spectrum.multiplications(batch, channels) if self.spectrum else 0
         return batch * channels**2 * pixels + by_frequency
@@ -233,12 +233,12 @@ def cheapest_plan(
     """By way of the spectrum where the images of a layer without groups or strides make it pay."""
     plans = [planned(window, sizes, dtype, device, wholes=False)]
     is_plain = len(sizes) == 2 and window.groups == 1 and set(window.stride) == {1}
-    if is_plain and max(sizes) <= LONGEST:
+    if is_plain and max(sizes) <= LARGEST:
         plans.append(planned(window, sizes, dtype, device, wholes=True))
     return min(plans, key=lambda plan: plan.multiplications(batch, channels))
 
 
-@lru_cache(maxsize=256)  # one of 7x7 taps has 5 MB
+@lru_cache(maxsize=256)  # one of 7x7 taps has 5 to 11 MB
 def planned(
     window: Window, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, wholes: bool
 ) -> Plan:
@@ -256,7 +256,8 @@ def planned(
         groups = [along]
         if wholes and all(stretch.whole for stretch in across):
             images += [Box((stretch, *across)) for stretch in along if stretch.whole]
-            groups = [[stretch] for stretch in along if not stretch.whole]  # far from one another
+            # A band of several would multiply all the rows that lie between them.
+            groups = [[stretch] for stretch in along if not stretch.whole]
         for own in groups:
             bands.append(_band(own, across, dtype, device))
             boxes += [Box((stretch, *across)) for stretch in own]
@@ -283,11 +284,11 @@ def _band(
 ) -> Band:
     """The boxes that stretches along the first dimension make with one along each other."""
     start, stop = min(s.start for s in along), max(s.stop for s in along)
-    whole = Box((replace(along[0], start=start, stop=stop), *across))
+    all_rows = Box((replace(along[0], start=start, stop=stop), *across))
     # Those of three dimensions are of planes, each with its own rows.
     each = math.prod(stretch.stop - stretch.start for stretch in across[:-1])
     rows = [slice((s.start - start) * each, (s.stop - start) * each) for s in along]
     sums = torch.zeros(len(rows), (stop - start) * each, dtype=dtype, device=device)
     for own, part in zip(sums, rows, strict=True):
         own[part] = 1.0
-    return Band((whole.side(0), whole.side(1)), tuple(rows), sums)
+    return Band((all_rows.side(0), all_rows.side(1)), tuple(rows), sums)
