@@ -6,8 +6,8 @@ A vanilla network of 50 layers and width 128, shaped by TAT, on scikit-learn's d
 128, trained for a budget of epochs: the learning rate rises over a tenth of it, and falls along a
 cosine to 0. Of each optimiser and budget, the learning rate with the least loss on average over the
 seeds counts; it is said where that is at an end of the grid. The loss is that of the whole training
-set at the end. The smallest budgets that lead below a loss are compared. Losses change with rounding only;
-seconds are those of one thread on whatever machine this is.
+set at the end. The smallest budgets that lead below a loss are compared. Losses change with
+rounding only; seconds are those of one thread on whatever machine this is.
 """
 
 from __future__ import annotations
