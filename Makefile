@@ -32,7 +32,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
 demo: .venv/.train  ## train 50 layers without shortcuts beside a ResNet, in three minutes
-	$(BIN)/python -m skipless.experiments.demo out
+	$(BIN)/python -m skipless.runs.demo out
 
 test: .venv/.dev .venv/.oracles  ## run every test and doctest, a file at a time in each process
 	@$(MAKE) --no-print-directory .venv-jax-example/.ready || echo "Tests beside kfac-jax are skipped."
@@ -65,10 +65,10 @@ reproduce: .venv/.train  ## run every table and figure of the paper at the small
 	$(BIN)/skipless reproduce all --scale smoke --workers 1 --output out/smoke
 
 results: .venv/.train  ## write docs/results.md and the README's table from results/cpu
-	$(BIN)/python -m skipless.experiments.results_page
+	$(BIN)/python -m skipless.paper.results_page
 
 figures: .venv/.train  ## draw the figures of docs/idea.md
-	$(BIN)/python -m skipless.experiments.idea
+	$(BIN)/python -m skipless.paper.idea
 
 clean:  ## remove everything that the other targets made
 	rm -rf .venv .venv-base .venv-peers .venv-jax-example build dist out site .hypothesis .pytest_cache .ruff_cache

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from skipless.report.tables import table
+from skipless.tables import table
 from skipless.torch import TReLU
 
 SLOPE = 0.7

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from skipless.models import create_model
 from skipless.optim import KFAC
-from skipless.report.tables import table
+from skipless.tables import table
 
 ROUNDS = 8
 PERIODS = ((1, 50), (10, 200))

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from skipless.models import create_model
 from skipless.optim import KFAC, KFACSettings, create_optimizer
-from skipless.report.tables import table
+from skipless.tables import table
 from skipless.torch import normalize_per_sample
 from skipless.train.batches import Batches
 from skipless.train.data import Data, load_data

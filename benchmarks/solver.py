@@ -14,8 +14,8 @@ from collections.abc import Callable
 from functools import partial
 
 from skipless import DKS, EOC, TAT, Graph, UnreachableTargetError, activation_names, solve
-from skipless.core.methods import Method
-from skipless.report.tables import table
+from skipless.core.solution import Method
+from skipless.tables import table
 
 DEPTH = 50
 PEER_CASES = (

@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from skipless.models import create_model
 from skipless.optim import create_optimizer
 from skipless.record import write_run
-from skipless.report.tables import table
+from skipless.tables import table
 from skipless.train.batches import Batches
 from skipless.train.data import Data, load_data
 from skipless.train.engine import Engine

@@ -6,9 +6,9 @@ python examples/c_maps.py
 from pathlib import Path
 
 from skipless import DKS, EOC, TAT, Graph
-from skipless.experiments.c_maps import c_map_curve
-from skipless.report.c_maps import draw_c_maps
-from skipless.report.tables import table
+from skipless.report.figures import draw_c_maps
+from skipless.report.sections import table
+from skipless.runs.kernels import c_map_curve
 
 DEPTH = 100
 

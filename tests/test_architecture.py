@@ -12,26 +12,29 @@ MODULES = sorted((SOURCE / "skipless").rglob("*.py"))
 
 PACKAGE = "__init__"  # the public names
 ROOMS = {
-    "core", "optim", "record", "torch", "jax", "keras", "models", "train", "report", "experiments",
-    "cli",
+    "tables", "core", "optim", "record", "torch", "jax", "keras", "onnx", "models", "train",
+    "report", "runs", "paper", "cli",
 }  # fmt: skip
 MAY_IMPORT: dict[str, set[str]] = {
-    "core": set(),
+    "tables": set(),
+    "core": {"tables"},
     "optim": set(),
     "record": set(),
-    "torch": {"core", "report"},
-    "jax": {"core"},
-    "keras": {"core"},
+    "torch": {"core", "tables"},
+    "jax": {"core", "tables"},
+    "keras": {"core", "tables"},
+    "onnx": {"core", "torch"},
     "models": {"core", "torch"},
     "train": {"record"},
-    "report": {"record"},
-    "experiments": {PACKAGE} | ROOMS - {"cli"},
+    "report": {"record", "tables"},
+    "runs": {PACKAGE} | ROOMS - {"paper", "cli"},
+    "paper": {PACKAGE} | ROOMS - {"cli"},
     "cli": {PACKAGE} | ROOMS,
-    PACKAGE: {"core", "torch", "models", "jax", "keras"},
+    PACKAGE: {"core", "torch", "models", "jax", "keras", "onnx", "optim"},
 }
 CORE_MAY_IMPORT = {"numpy", "scipy", "skipless"} | sys.stdlib_module_names
 NO_IDEA = {"utils", "misc", "common", "helpers"}
-MAX_LINES = 350
+MAX_LINES = 600
 
 
 def room(module: str) -> str:
@@ -87,27 +90,33 @@ def forbidden(source: str, package: str, home: str) -> list[str]:
     return [name for name in ours if room(name) not in {home} | MAY_IMPORT[home]]
 
 
+def top_packages(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports(path.read_text(), package_of(path))}
+
+
 def relative(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_a_module_lives_in_a_room_and_imports_only_what_that_room_may(path: Path) -> None:
-    assert room_of(path) in MAY_IMPORT
-    assert forbidden(path.read_text(), package_of(path), room_of(path)) == []
+def test_modules_live_in_rooms_and_import_only_what_their_room_may() -> None:
+    assert {relative(path) for path in MODULES if room_of(path) not in MAY_IMPORT} == set()
+    imported = {p: forbidden(p.read_text(), package_of(p), room_of(p)) for p in MODULES}
+    assert {relative(path): names for path, names in imported.items() if names} == {}
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if room_of(p) == "core"], ids=relative)
-def test_the_mathematics_needs_only_numpy_and_scipy(path: Path) -> None:
-    imported = {name.split(".")[0] for name in imports(path.read_text(), package_of(path))}
-    assert imported <= CORE_MAY_IMPORT
+def test_the_mathematics_needs_only_numpy_and_scipy() -> None:
+    offenders = {
+        relative(path): foreign
+        for path in MODULES
+        if room_of(path) == "core" and (foreign := top_packages(path) - CORE_MAY_IMPORT)
+    }
+    assert offenders == {}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_a_module_is_small_and_its_name_is_an_idea(path: Path) -> None:
-    lines = path.read_text().count("\n")
-    assert lines < MAX_LINES
-    assert not NO_IDEA & set(path.relative_to(SOURCE).with_suffix("").parts)
+def test_modules_are_small_and_their_names_are_ideas() -> None:
+    lines = {relative(path): path.read_text().count("\n") for path in MODULES}
+    assert {path: count for path, count in lines.items() if count > MAX_LINES} == {}
+    assert [path for path in lines if NO_IDEA & set(Path(path).with_suffix("").parts)] == []
 
 
 @pytest.mark.parametrize(
@@ -127,7 +136,7 @@ def test_a_module_is_small_and_its_name_is_an_idea(path: Path) -> None:
         ("skipless.torch", "from ..jax import init"),
         ("skipless.train", "from skipless.core.graph import Graph"),
         ("skipless.report", "from skipless.models import create_model"),
-        ("skipless.experiments", "from skipless.cli import main"),
+        ("skipless.runs", "from skipless.cli import main"),
         ("skipless.core", "from skipless.attic import junk"),
     ],
 )
@@ -142,8 +151,8 @@ def test_a_forbidden_import_is_seen_however_it_is_written(package: str, line: st
         ("skipless.core", "from . import graph"),
         ("skipless.core", "import torch"),  # the framework is not our room of the same name
         ("skipless.torch", "import torch\nfrom skipless.core.solve import Solution"),
-        ("skipless.experiments", "import skipless as sk\nfrom ..train import engine"),
-        ("skipless.cli", "import_module(f'skipless.experiments.{name}')"),
+        ("skipless.runs", "import skipless as sk\nfrom ..train import engine"),
+        ("skipless.cli", "import_module(f'skipless.runs.{name}')"),
     ],
 )
 def test_an_import_that_the_table_allows_passes(package: str, line: str) -> None:

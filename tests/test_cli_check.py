@@ -94,7 +94,7 @@ def test_a_disagreement_at_the_largest_width_returns_one_and_names_the_layers(ca
 
 
 def test_only_the_largest_width_decides(capsys, monkeypatch) -> None:
-    from skipless.experiments import widths
+    from skipless.runs import check
 
     def narrowest_is_wrong(*arguments):
         checks = original(*arguments)
@@ -103,8 +103,8 @@ def test_only_the_largest_width_decides(capsys, monkeypatch) -> None:
         wrong = [replace(row, predicted=Point(9.0, 0.0)) for row in rows]
         return checks | {narrowest: replace(checks[narrowest], comparisons=tuple(wrong))}
 
-    original = widths.check_widths
-    monkeypatch.setattr(widths, "check_widths", narrowest_is_wrong)
+    original = check.check_widths
+    monkeypatch.setattr(check, "check_widths", narrowest_is_wrong)
     assert run(capsys, *SMALL)[0] == 1
     code, out, _ = run(capsys, *SMALL, "--width", "20")
     assert code == 0
@@ -178,9 +178,9 @@ def test_a_mistake_ends_with_one_line_on_stderr_and_code_two(arguments, message,
 def test_a_figure_that_cannot_be_written_is_refused_before_anything_is_measured(
     capsys, monkeypatch
 ) -> None:
-    from skipless.experiments import widths
+    from skipless.runs import check
 
-    monkeypatch.setattr(widths, "check_widths", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(check, "check_widths", lambda *_: pytest.fail("measured"))
     code, _, err = run(capsys, *SMALL, "-o", "check.gif")
     assert code == 2
     assert "PNG or SVG" in err
@@ -194,7 +194,7 @@ def test_a_clamped_target_is_noted_on_stderr(capsys) -> None:
 
 def test_without_torch_the_extra_is_named(capsys, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "skipless.experiments.widths", raising=False)
+    monkeypatch.delitem(sys.modules, "skipless.runs.check", raising=False)
     code, _, err = run(capsys, *SMALL)
     assert code == 2
     assert "pip install 'skipless[torch]'" in err

@@ -94,8 +94,8 @@ def test_its_multiply_adds_and_parameters_are_those_by_hand(vanilla: Path) -> No
 
 
 def test_the_difference_is_the_largest_between_the_file_and_the_network(vanilla: Path) -> None:
-    from skipless.experiments.candidates import candidate
-    from skipless.torch.onnx_steps import output, session
+    from skipless.onnx.run import output, session
+    from skipless.runs.candidates import candidate
 
     options = {"method": "tat", "eta": 0.6, "width": 1.0}
     made = candidate("wide_resnet10", options, (3, 16, 16))
@@ -171,7 +171,7 @@ def test_runs_checkpoints_and_files_of_weights_can_be_named(
 ) -> None:
     from safetensors.torch import load_file
 
-    from skipless.experiments.candidates import candidate
+    from skipless.runs.candidates import candidate
 
     found = candidate(str(run / place), {}, average=average)
     wanted = load_file(run / "checkpoints" / f"step-{step:08d}" / f"{file}.safetensors")
@@ -183,7 +183,7 @@ def test_runs_checkpoints_and_files_of_weights_can_be_named(
 
 
 def test_a_run_whose_data_are_missing_needs_only_the_shape_of_a_sample(run: Path) -> None:
-    from skipless.experiments.candidates import candidate
+    from skipless.runs.candidates import candidate
 
     gone = {"data_folder": "nowhere"}  # which digits do not take
     with pytest.raises(ValueError, match="--input 3,32,32, to do without"):

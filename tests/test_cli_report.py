@@ -10,9 +10,9 @@ import pytest
 
 from html_pages import Reader, fetched
 from skipless.cli import main
-from skipless.experiments.configuration import Configuration
 from skipless.record import RUN, Journal, write_run
 from skipless.report.sections import Section
+from skipless.runs.configuration import Configuration
 
 SHAPED = Configuration(model="mlp:14", method="tat", eta=0.8, data="imagefolder:/no/such", epochs=2)
 
@@ -62,7 +62,7 @@ def test_results_of_experiments_go_beside_runs(
 
     reproduce = types.ModuleType("reproduce")
     monkeypatch.setattr(reproduce, "pages_of", pages_of, raising=False)
-    monkeypatch.setitem(sys.modules, "skipless.experiments.reproduce", reproduce)
+    monkeypatch.setitem(sys.modules, "skipless.paper.reproduce", reproduce)
     (tmp_path / "results").mkdir()
     files = [tmp_path / "results" / "figure-2.jsonl", tmp_path / "table-1.jsonl"]
     for file in files:
@@ -79,7 +79,7 @@ def test_results_of_experiments_go_beside_runs(
 def test_without_torch_the_page_is_written_without_c_maps(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "skipless.experiments.training", None)
+    monkeypatch.setitem(sys.modules, "skipless.runs.training", None)
     page = tmp_path / "page.html"
     assert main(["report", str(runs), "-o", str(page)]) == 0
     (note,) = capsys.readouterr().err.splitlines()

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from skipless.cli import main
-from skipless.experiments import reproduce
-from skipless.experiments.item import Item
-from skipless.experiments.items import ITEMS
-from skipless.experiments.reproduce import Wish
-from skipless.experiments.results import Results
-from skipless.experiments.search import Place
+from skipless.paper import reproduce
+from skipless.paper.item import Item, Results
+from skipless.paper.items import ITEMS
+from skipless.paper.reproduce import Wish
+from skipless.runs.search import Place
 
 
 @pytest.fixture

@@ -20,15 +20,10 @@ from skipless.core.maps import (
     q_map,
     q_map_slope,
 )
-from skipless.core.methods import DKS, EOC, TAT
 from skipless.core.network import fold, max_c_value, max_curvature, maximum
-from skipless.core.solution import ClampedTargetWarning, UnreachableTargetError
+from skipless.core.solution import DKS, EOC, TAT, ClampedTargetWarning, UnreachableTargetError
 from skipless.core.solve import solve
-from skipless.core.theory import (
-    equivalent_shortcut_weight,
-    infinite_depth_c_map,
-    leaky_relu_bound,
-)
+from skipless.core.theory import equivalent_shortcut_weight, infinite_depth_c_map, leaky_relu_bound
 
 ROOT = Path(__file__).parents[1]
 Z, WEIGHT = (np.asarray(a, float) for a in np.polynomial.hermite_e.hermegauss(120))

@@ -22,15 +22,8 @@ from skipless.core.activations import Activation
 from skipless.core.graph import Activation as ActivationNode
 from skipless.core.graph import Graph, Sum
 from skipless.core.maps import c_map, c_map_curvature, c_map_slope, q_map
-from skipless.core.network import (
-    Point,
-    fold,
-    max_c_value,
-    max_curvature,
-    max_slope,
-    propagate,
-)
-from skipless.report.style import light_colours
+from skipless.core.network import Point, fold, max_c_value, max_curvature, max_slope, propagate
+from skipless.report.svg import light_colours
 
 FOLDER = Path(__file__).parents[1] / "docs" / "explorer"
 PAGE = FOLDER / "index.html"

@@ -17,8 +17,14 @@ if TYPE_CHECKING:
     from skipless import torch as torch
     from skipless.core.activations import Activation, activation, activation_names
     from skipless.core.graph import Graph, GraphBuilder
-    from skipless.core.methods import DKS, EOC, TAT
-    from skipless.core.solution import ClampedTargetWarning, Solution, UnreachableTargetError
+    from skipless.core.solution import (
+        DKS,
+        EOC,
+        TAT,
+        ClampedTargetWarning,
+        Solution,
+        UnreachableTargetError,
+    )
     from skipless.core.solve import solve
 
 __version__ = "0.1.0"
@@ -40,9 +46,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    "DKS": "methods",
-    "EOC": "methods",
-    "TAT": "methods",
+    "DKS": "solution",
+    "EOC": "solution",
+    "TAT": "solution",
     "Activation": "activations",
     "ClampedTargetWarning": "solution",
     "Graph": "graph",

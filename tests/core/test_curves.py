@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from skipless.core.activations import activation
-from skipless.core.conditions import DKS_CONDITIONS, TAT_CONDITIONS
-from skipless.core.curves import nearest, points, reachable, trace
-from skipless.core.moments import distortion, shaped_q_map
+from skipless.core.curves import DKS_CONDITIONS, TAT_CONDITIONS, nearest, points, reachable, trace
+from skipless.core.gaussian import distortion, shaped_q_map
 
 STABLE, STEEP = TAT_CONDITIONS
 ROOT_TWO = math.sqrt(2.0)

@@ -11,8 +11,7 @@ from skipless.core.activations import activation, leaky_relu
 from skipless.core.edge import edge_of_chaos
 from skipless.core.graph import Graph
 from skipless.core.maps import c_map_slope
-from skipless.core.methods import EOC
-from skipless.core.solution import UnreachableTargetError
+from skipless.core.solution import EOC, UnreachableTargetError
 from skipless.core.solve import solve
 
 ATTRACTED = [

@@ -17,13 +17,7 @@ from mpmath import mp, mpf
 import oracles
 from oracles import DIGITS, PAIR_MEANS, gaussian_means, means, polar_pair
 from skipless.core.activations import Activation, Array, activation, activation_names
-from skipless.core.gaussian import (
-    QuadratureError,
-    cuts,
-    expectation,
-    pair_expectation,
-    rule,
-)
+from skipless.core.gaussian import QuadratureError, cuts, expectation, pair_expectation, rule
 
 RELATIVE = 1e-12  # what is promised for every activation
 QS = (1e-6, 1.0, 30.0, 1e6)

@@ -12,8 +12,7 @@ from mpmath import mp
 
 from oracles import DIGITS, means
 from skipless.core.activations import Array, activation, transform
-from skipless.core.maps import c_map_curvature, c_map_slope, q_map, q_map_slope
-from skipless.core.moments import (
+from skipless.core.gaussian import (
     Moments,
     blurred,
     confirmed_moments,
@@ -21,6 +20,7 @@ from skipless.core.moments import (
     moments,
     shaped_q_map,
 )
+from skipless.core.maps import c_map_curvature, c_map_slope, q_map, q_map_slope
 
 FIELDS = [field.name for field in fields(Moments)]
 SMOOTH = ["tanh", "erf", "gelu", "softplus", "silu", "asinh", "bent_identity", "softsign", "elu"]

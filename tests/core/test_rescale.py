@@ -8,13 +8,8 @@ from hypothesis import strategies as st
 
 from skipless.core.graph import Activation, Graph, GraphBuilder, GraphError, Sum
 from skipless.core.network import fold, propagate
-from skipless.core.rescale import (
-    in_residual_form,
-    normalised,
-    normalised_weights,
-    reweighted,
-)
-from skipless.core.unmixed import unmixed
+from skipless.core.predict import unmixed
+from skipless.core.rescale import in_residual_form, normalised, normalised_weights, reweighted
 
 POWER = lambda q: q  # Q(q) = q
 

@@ -11,12 +11,18 @@ import pytest
 from scipy.integrate import quad
 
 from skipless.core.activations import Activation, activation, activation_names, leaky_relu
+from skipless.core.gaussian import distortion
 from skipless.core.graph import Graph, GraphBuilder
 from skipless.core.maps import c_map
-from skipless.core.methods import DKS, EOC, TAT
-from skipless.core.moments import distortion
 from skipless.core.network import max_curvature, max_slope
-from skipless.core.solution import ClampedTargetWarning, Solution, UnreachableTargetError
+from skipless.core.solution import (
+    DKS,
+    EOC,
+    TAT,
+    ClampedTargetWarning,
+    Solution,
+    UnreachableTargetError,
+)
 from skipless.core.solve import solve
 
 TAT_SMOOTH = [

@@ -10,8 +10,7 @@ from skipless.core.activations import activation, leaky_relu
 from skipless.core.graph import Graph
 from skipless.core.maps import c_map, q_map
 from skipless.core.network import Point
-from skipless.core.predict import predict
-from skipless.core.unmixed import composition, dependent_sums, unmixed
+from skipless.core.predict import composition, dependent_sums, predict, unmixed
 
 SAMPLES = 400_000
 

@@ -10,7 +10,7 @@ import torch
 
 import jax_networks as networks
 from skipless import EOC, TAT, Graph, solve
-from skipless.core.signals import UnsupportedModelError
+from skipless.core.trace import UnsupportedModelError
 from skipless.jax import check, measure, normalize_per_location, pair_inputs, shaped, trace
 from skipless.torch import measure as torch_measure
 

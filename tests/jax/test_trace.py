@@ -18,10 +18,10 @@ import jax_networks as networks
 from skipless import DKS, TAT, Graph, GraphBuilder, solve
 from skipless.core.activations import Activation, activation_names
 from skipless.core.graph import Sum
-from skipless.core.signals import UnsupportedModelError
+from skipless.core.trace import UnsupportedModelError
 from skipless.jax import normalize_per_location, shaped
-from skipless.jax.compose import Composer
 from skipless.jax.constants import written
+from skipless.jax.reader import Composer
 from skipless.jax.trace import read, trace
 from skipless.torch import trace as torch_trace
 

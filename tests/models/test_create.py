@@ -14,8 +14,8 @@ from torch import nn
 
 from skipless import DKS, EOC, TAT, UnreachableTargetError
 from skipless.models import create_model, list_models
-from skipless.models.choice import _graph
-from skipless.models.plans import Norm
+from skipless.models.create import _graph
+from skipless.models.networks import Norm
 from skipless.torch import ShapedActivation, TReLU
 
 SMALL: dict[str, Any] = {"num_classes": 4, "in_channels": 2, "input_size": 8}

@@ -3,8 +3,8 @@
 import pytest
 
 from skipless.models import create_model, list_models
-from skipless.models.names import parsed
-from skipless.models.plans import nearest_wide_depths
+from skipless.models.create import parsed
+from skipless.models.networks import nearest_wide_depths
 
 
 def test_the_well_known_networks_are_listed_by_pattern() -> None:

@@ -11,8 +11,7 @@ from skipless import EOC, TAT, Graph
 from skipless.core.graph import GraphBuilder
 from skipless.core.network import fold, max_curvature
 from skipless.models import MLP, ResNet, create_model
-from skipless.models.build import built
-from skipless.models.plans import Interface, Norm, Plan, resnet_plan, wide_resnet_plan
+from skipless.models.networks import Interface, Norm, Plan, built, resnet_plan, wide_resnet_plan
 from skipless.torch import convert, trace
 
 # He et al. (2015), table 1, and He et al. (2016).

@@ -13,9 +13,15 @@ import pytest
 from browser import Browser, chromium
 from html_pages import CHARTS, CONTRAST, Reader, fetched
 from skipless.record import Journal, Record, write_run
-from skipless.report.c_maps import CMapCurve
-from skipless.report.comparison import Comparison, Contestant, conclusion, results_table
-from skipless.report.page import page, write_page
+from skipless.report.comparison import (
+    Comparison,
+    Contestant,
+    conclusion,
+    page,
+    results_table,
+    write_page,
+)
+from skipless.report.figures import CMapCurve
 
 NAN = math.nan
 RATES = (0.01, 0.1, 1.0)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from skipless.record import METRICS, RUN, Json, Record
-from skipless.report.c_maps import CMapCurve
-from skipless.report.runs import HEADER, runs_section
-from skipless.report.sections_page import sections_page
+from skipless.report.charts import HEADER, runs_section
+from skipless.report.figures import CMapCurve
+from skipless.report.page import sections_page
 from skipless.report.svg import Chart, Line
 
 RUN_JSON: dict[str, Json] = {

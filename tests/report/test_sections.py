@@ -15,11 +15,9 @@ import pytest
 
 from browser import Browser, chromium
 from html_pages import CHARTS, CONTRAST, Reader, fetched
-from skipless.report.markdown import chart_files, markdown, summary_table
-from skipless.report.sections import Section, Verdict
-from skipless.report.sections_page import sections_page, write_sections_page
+from skipless.report.page import sections_page, write_sections_page
+from skipless.report.sections import Section, Verdict, chart_files, markdown, summary_table, text
 from skipless.report.svg import Chart, Line, linear_axis
-from skipless.report.text import text
 
 HEADER = ["net|work", "depth", "optimizer", "accuracy"]
 ROWS = [
@@ -110,7 +108,7 @@ def test_sections_of_one_name_are_refused() -> None:
 
 SCRIPT = """
 import hashlib, test_sections as t
-from skipless.report.markdown import chart_files, markdown
+from skipless.report.sections import chart_files, markdown
 made = [t.page(), markdown(t.sections()), *chart_files(t.sections()).values()]
 print(hashlib.sha256("".join(made).encode()).hexdigest())
 """

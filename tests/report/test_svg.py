@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from skipless.record import Record
 from skipless.report.charts import epochs
-from skipless.report.labels import apart
-from skipless.report.style import page_style
 from skipless.report.svg import (
     STYLES,
     Axis,
     Chart,
     Line,
+    apart,
     drawn,
     linear_axis,
     logarithmic_axis,
+    page_style,
     standalone,
 )
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from skipless.torch.activations import TReLU
-from skipless.torch.deploy import fold
+from skipless.torch.fold import fold
 
 
 def with_statistics(model: nn.Module) -> nn.Module:

@@ -9,7 +9,7 @@ from torch import nn
 
 import user_models as models
 from skipless import DKS, TAT
-from skipless.core.methods import Method
+from skipless.core.solution import Method
 from skipless.torch import check, convert
 
 WIDTH = 256

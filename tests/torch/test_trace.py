@@ -12,8 +12,7 @@ from skipless.core.activations import Activation, activation_names
 from skipless.core.graph import Activation as ActivationNode
 from skipless.core.graph import Graph, GraphBuilder, Sum
 from skipless.core.network import fold, max_curvature
-from skipless.torch.elementwise import recognise
-from skipless.torch.trace import UnsupportedModelError, read, trace
+from skipless.torch.trace import UnsupportedModelError, read, recognise, trace
 
 IMAGE = torch.zeros(2, 3, 32, 32)
 

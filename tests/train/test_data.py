@@ -11,10 +11,15 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from skipless.train import standard
-from skipless.train.arrays import ArraySplit, channel_statistics, shifted_and_flipped
+from skipless.train import arrays
+from skipless.train.arrays import (
+    ArraySplit,
+    Augmentation,
+    _splits,
+    channel_statistics,
+    shifted_and_flipped,
+)
 from skipless.train.data import data_names, load_data
-from skipless.train.standard import Augmentation, _splits
 
 
 def pixels(*shape: int) -> Tensor:
@@ -91,7 +96,7 @@ def test_digits_are_the_same_where_scikit_learn_keeps_its_file_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     by_file = load_data("digits").train
-    monkeypatch.setattr(standard, "DIGITS_FILE", "datasets/elsewhere.csv.gz")
+    monkeypatch.setattr(arrays, "DIGITS_FILE", "datasets/elsewhere.csv.gz")
     by_import = load_data("digits").train
     for mine, theirs in zip(
         *(s.load(range(len(s)), None) for s in (by_file, by_import)), strict=True

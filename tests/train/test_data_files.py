@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from skipless.train import formats, standard
+from skipless.train import arrays
+from skipless.train.arrays import CIFAR10, FASHION_MNIST
 from skipless.train.data import load_data
-from skipless.train.places import CIFAR10, FASHION_MNIST
 
 CIFAR_NAMES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 FASHION_NAMES = ["train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"]
@@ -29,16 +29,16 @@ def no_other_place(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         monkeypatch.delenv("SKIPLESS_DATA", raising=False)
         elsewhere = replace(FASHION_MNIST, installed=())
-        monkeypatch.setattr("skipless.train.standard.FASHION_MNIST", elsewhere)
+        monkeypatch.setattr("skipless.train.arrays.FASHION_MNIST", elsewhere)
 
 
 @pytest.fixture(autouse=True)
 def small_files(request, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files with as many images as the functions below write, but for tests of the real files."""
     if "real" not in request.node.name:
-        monkeypatch.setattr(formats, "CIFAR10_BATCH", 4)
-        monkeypatch.setattr(standard, "FASHION_MNIST_TRAIN", 12)
-        monkeypatch.setattr(standard, "FASHION_MNIST_TEST", 12)
+        monkeypatch.setattr(arrays, "CIFAR10_BATCH", 4)
+        monkeypatch.setattr(arrays, "FASHION_MNIST_TRAIN", 12)
+        monkeypatch.setattr(arrays, "FASHION_MNIST_TEST", 12)
 
 
 def cifar_batches(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -209,7 +209,7 @@ def test_files_need_as_many_images_as_the_real_ones_have(
     write_fashion(tmp_path / "there")
     with pytest.raises(ValueError, match=r"The train files .*\(12, 28, 28\).* not 60000 images"):
         load_data("fashion-mnist", folder=tmp_path / "there")
-    monkeypatch.setattr(standard, "FASHION_MNIST_TRAIN", 12)
+    monkeypatch.setattr(arrays, "FASHION_MNIST_TRAIN", 12)
     with pytest.raises(ValueError, match=r"The t10k files .* not 10000 images.*: skipless data"):
         load_data("fashion-mnist", folder=tmp_path / "there")
 

@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from skipless.record import Journal, Json, Record, number
 from skipless.train.batches import Batches
 from skipless.train.checkpoint import Checkpoints, DamagedCheckpointWarning
-from skipless.train.engine import DivergedError, Engine
-from skipless.train.evaluation import evaluate
+from skipless.train.engine import DivergedError, Engine, Window, evaluate
 from skipless.train.process import Process
 from skipless.train.settings import Settings
-from skipless.train.window import Window
 from toy_training import Toy, run_folder, toy_data, toy_engine, toy_model
 
 PLAIN = Settings(

@@ -51,7 +51,7 @@ def small_sets_and_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Checksums of small files, taken from `CONTENT`, and addresses in `tmp_path`."""
     digests = {name[:-4]: hashlib.sha256(data).hexdigest() for name, data in CONTENT.items()}
     monkeypatch.setitem(fetch._SHA256, "cifar10", digests)
-    monkeypatch.setattr("skipless.train.formats.CIFAR10_BATCH", 2)
+    monkeypatch.setattr("skipless.train.arrays.CIFAR10_BATCH", 2)
     monkeypatch.setattr(fetch, "_CIFAR10_URL", (tmp_path / "official.tar.gz").as_uri())
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("SKIPLESS_DATA", raising=False)

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from skipless.train.interruption import Interruption
+from skipless.train.process import Interruption
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

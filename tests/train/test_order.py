@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from skipless.train.batches import Batches
+from skipless.train.batches import Batches, number_of_batches
 from skipless.train.data import load_data
-from skipless.train.order import number_of_batches
 
 
 @dataclass(eq=False)

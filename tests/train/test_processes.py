@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from skipless.experiments.configuration import Configuration
-from skipless.experiments.training import assembled
 from skipless.record import Record
+from skipless.runs.configuration import Configuration
+from skipless.runs.training import assembled
 from skipless.train.batches import Batches
 from skipless.train.checkpoint import Checkpoints
-from skipless.train.evaluation import evaluate
+from skipless.train.engine import evaluate
 from skipless.train.process import Process
 
 TRAIN = [sys.executable, "-m", "skipless.cli", "train"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from skipless.train.schedule import Schedule, ScheduleName
+from skipless.train.settings import Schedule, ScheduleName
 
 
 def torch_factors(warmup: int, total: int) -> list[float]:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from skipless.train.checkpoint import random_state, restore_random_state
 from skipless.train.memory import estimated_memory
 from skipless.train.process import cores, joined
-from skipless.train.random_state import random_state, restore_random_state
 from skipless.train.settings import Settings
 
 CPU = torch.device("cpu")

@@ -6,13 +6,10 @@ import click
 
 from skipless import __version__
 
-from .data import data
 from .deploy import deploy
-from .kernels import check, plot, solve
-from .models import models
-from .report import report
-from .reproduce import reproduce
-from .train import train
+from .kernels import check, models, plot, solve
+from .reproduce import report, reproduce
+from .train import data, train
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from skipless.experiments.configuration import NETWORK
+from skipless.runs.configuration import NETWORK
 
 from .kernels import sample_shape
 from .notes import notes
@@ -83,18 +83,18 @@ def deploy(
     given = {name: value for name, value in options.items() if value is not None}
     _demand_sense(output, batch_size, seconds)
     try:
-        from skipless.experiments import candidates, deployment, deployment_report
+        from skipless.runs import candidates, deploy
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError(
             f"deploy needs {missing.name}, which is not installed: pip install "
             "'skipless[deploy,train]'"
         ) from None
     folder = output or Path("deployed") / _plain(model)
-    wish = deployment.Wish(folder, batch_size, int8, against, seconds)
+    wish = deploy.Wish(folder, batch_size, int8, against, seconds)
     with notes(), _one_line(), _progress(quiet) as told:
         candidate = candidates.candidate(model, given, sample_shape(shape), average=average)
-        found = deployment.deployed(candidate, wish, told)
-    answer = deployment_report.written(found, folder)
+        found = deploy.deployed(candidate, wish, told)
+    answer = deploy.written(found, folder)
     click.echo(json.dumps(found.as_mapping(), indent=2) if as_json else answer)
     return 0
 

@@ -1,4 +1,11 @@
-"""Commands about the kernel of a network: solve, plot, check."""
+"""Commands about the kernel of a network: solve, plot, check.
+
+Options that say how a network is shaped.
+
+What `skipless solve` prints for people.
+
+`skipless models`: the networks that have names.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +18,46 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from skipless.experiments.methods import METHODS, TARGETS, MethodName, flag, method_of
+from skipless.runs.configuration import METHODS, TARGETS, MethodName, flag, method_of
+from skipless.tables import table
 
 from .notes import notes
-from .targets import target_options
+
+
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(
+        (
+            click.option("--eta", type=float, help="TAT, leaky ReLU: C_f(0).  [default: 0.9]"),
+            click.option(
+                "--tau", type=float, help="TAT, smooth activations: C_f''(1).  [default: 0.3]"
+            ),
+            click.option("--zeta", type=float, help="DKS: C_f'(1).  [default: 1.5]"),
+            click.option("--sigma-b", type=float, help="EOC: scale of the biases.  [default: 0]"),
+            click.option(
+                "--clamp", is_flag=True, help="Take the nearest target within reach, and say so."
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def described(answer: dict[str, Any]) -> str:
+    """The answer, which as JSON is for programs, as two tables."""
+    head = f"{answer['model']}, {answer['method'].upper()} with {answer['activation']}:"
+    parameters = [[k, f"{v:.10g}"] for k, v in answer["parameters"].items() if v is not None]
+    conditions = [
+        [name, f"{target:.6g}", f"{answer['residuals'][name]:.1e}"]
+        for name, target in answer["targets"].items()
+    ]
+    return "\n\n".join(
+        [
+            head,
+            table(["parameter", "value"], parameters),
+            table(["condition", "target", "residual"], conditions),
+        ]
+    )
+
 
 if TYPE_CHECKING:
     from skipless.core.graph import Graph
@@ -83,7 +126,6 @@ def solve(
     """  # noqa: D301
     from skipless.core.activations import activation as look_up
     from skipless.core.solve import solve as solve_
-    from skipless.report.solution import described
 
     graph = _graph(model, shortcut_weight, shape)
     if negative_slope is not None and method != "eoc":
@@ -143,8 +185,8 @@ def plot(
       skipless plot mlp:100 --method tat --method dks --activation tanh -o tanh.svg
     """  # noqa: D301
     from skipless.core.solution import UnreachableTargetError
-    from skipless.experiments.c_maps import c_map_curve
-    from skipless.report.c_maps import draw_c_maps
+    from skipless.report.figures import draw_c_maps
+    from skipless.runs.kernels import c_map_curve
 
     graph, curves = _graph(model, shortcut_weight, shape), []
     unreached: list[UnreachableTargetError] = []
@@ -215,12 +257,12 @@ def check(
       skipless check my_package.models:resnet --shortcut-weight 0 --input 3,32,32
     """  # noqa: D301
     try:
-        from skipless.experiments.widths import Shaping, check_widths, family_of, told
+        from skipless.runs.check import Shaping, check_widths, family_of, told
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError(
             f"check needs {missing.name}, which is not installed: pip install 'skipless[torch]'"
         ) from None
-    from skipless.report.figure import demand_figure_path
+    from skipless.report.figures import demand_figure_path
 
     demand_figure_path(output)
     shaping = Shaping(method_of(method, activation, targets), activation, clamp, shortcut_weight)
@@ -233,7 +275,7 @@ def check(
 
 def _graph(model: str, shortcut_weight: float | None, shape: str | None) -> Graph:
     """The graph of a MODEL argument."""
-    from skipless.experiments.graphs import graph_of
+    from skipless.runs.kernels import graph_of
 
     try:
         return graph_of(model, shortcut_weight, sample_shape(shape))
@@ -261,3 +303,27 @@ def _progress(seeds: Sequence[int], label: str) -> Iterator[Iterable[int]]:
             yield bar
     else:
         yield seeds
+
+
+@click.command()
+@click.argument("pattern", default="*")
+def models(pattern: str) -> None:
+    """List the networks that `skipless train` knows, or those that match PATTERN.
+
+    Of wide_resnet and mlp there are more: wide_resnet of every depth 6n + 4, mlp of every depth.
+
+    \b
+    Examples:
+      skipless models
+      skipless models 'resnet*'
+    """  # noqa: D301
+    try:
+        from skipless.models import list_models
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            f"models needs {missing.name}, which is not installed: pip install 'skipless[torch]'"
+        ) from None
+    found = list_models(pattern)
+    if not found:
+        raise click.UsageError(f"No network matches {pattern!r}. See all of them: skipless models")
+    click.echo("\n".join(found))

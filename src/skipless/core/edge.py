@@ -16,8 +16,8 @@ import numpy as np
 from scipy.optimize import brentq
 
 from .activations import Activation, Array
+from .gaussian import Moments, confirmed_moments, moments
 from .maps import q_map
-from .moments import Moments, confirmed_moments, moments
 from .solution import Solution, UnreachableTargetError, give_way
 
 _Q_VALUES = np.geomspace(1e-8, 1e6, 141)

@@ -7,11 +7,10 @@ except ModuleNotFoundError as error:
         f"skipless.jax needs {error.name}, which is not installed: pip install 'skipless[jax]'"
     ) from error
 
-from skipless.core.agreement import Check, Measurement
-from skipless.core.signals import UnsupportedModelError
+from skipless.core.measure import Check, Measurement
+from skipless.core.trace import UnsupportedModelError
 
-from .activations import Shaped, shaped
-from .functions import activation
+from .activations import Shaped, activation, shaped
 from .init import (
     delta_orthogonal,
     gaussian_fan_in,

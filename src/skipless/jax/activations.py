@@ -1,17 +1,150 @@
-"""Shaped activations: φ̂, a pure function between two affine maps."""
+"""Shaped activations: φ̂, a pure function between two affine maps.
+
+Every φ of `core` as a function of JAX arrays.
+
+They keep the type of what they are given. Half precision is computed in float32 and rounded once.
+Each is built from operations that JAX differentiates as often as asked, with the slopes of `core`
+where φ has a kink.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from skipless.core import activations as core
+from skipless.core.activations import Member
 from skipless.core.solution import Solution, demand_solution
 
-from .functions import Function, activation, in_float32
+Function = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Phi:
+    """An activation by its name in `core`, and its parameter if it is one of a family.
+
+    Equal ones are the same to `jax.jit` and to Flax, which compare functions before they compile.
+
+    >>> Phi("elu", 0.3) == Phi("elu", 0.3)
+    True
+    """
+
+    name: str
+    parameter: float | None = None
+
+    def __call__(self, x: ArrayLike) -> Array:
+        x = jnp.asarray(x)
+        if self.parameter is None:
+            return in_float32(_TABLE[self.name], x)
+        family, parameter = _FAMILIES[self.name], self.parameter
+        return in_float32(lambda wide: family(wide, parameter), x)
+
+
+def activation(name: str | core.Activation, negative_slope: float | None = None) -> Phi:
+    """φ as a function of arrays, for every activation that `core` knows.
+
+    It keeps the type of its input, can be differentiated, compiled, mapped and pickled, and is
+    equal to any other of the same name.
+
+    >>> x = jnp.linspace(-2.0, 2.0, 5)
+    >>> bool(jnp.array_equal(activation("hard_tanh")(x), jnp.clip(x, -1.0, 1.0)))
+    True
+    """
+    phi = core.activation(name, negative_slope)
+    if phi.name in _TABLE and phi == core.activation(phi.name):
+        return Phi(phi.name)
+    if (member := Member.of(phi)) is not None:
+        return Phi(member.family, member.number)
+    raise ValueError(
+        f"activation({phi.name!r}) was asked for in JAX, but only its numpy form is known. Pass a "
+        "function of arrays: shaped(solution, function)."
+    )
+
+
+def in_float32(f: Function, x: Array) -> Array:
+    """f(x), computed in float32 and rounded once where `x` is of half precision."""
+    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32:
+        return f(x.astype(jnp.float32)).astype(x.dtype)
+    return f(x)
+
+
+def _clip(x: Array, low: float, high: float) -> Array:
+    # Unlike that of jnp.clip, the slope is zero at both ends.
+    return jnp.where(x <= low, low, jnp.where(x >= high, high, x))
+
+
+def _relu(x: Array) -> Array:
+    return jnp.where(x <= 0.0, 0.0, x)
+
+
+def _bent_identity(x: Array) -> Array:
+    square = x * x
+    return x + 0.5 * square / (1.0 + jnp.sqrt(1.0 + square))
+
+
+def _leaky_relu(x: Array, negative_slope: float) -> Array:
+    return jnp.where(x > 0.0, x, negative_slope * x)
+
+
+def _elu(x: Array, alpha: float, scale: float = 1.0, width: float = 1.0) -> Array:
+    below = jnp.where(x > 0.0, 0.0, x)  # or the exponential, though not taken, would overflow
+    return scale * jnp.where(x > 0.0, x, alpha * jnp.expm1(below / width))
+
+
+def _soft_shrink(x: Array, lambd: float) -> Array:
+    return jnp.where(jnp.abs(x) <= lambd, 0.0, x - lambd * jnp.sign(x))
+
+
+def _squareplus(x: Array) -> Array:
+    """Return (x + √(x² + 4)) / 2, without the cancellation on the negative side."""
+    return jnp.exp(jnp.arcsinh(0.5 * x))
+
+
+_TABLE: dict[str, Function] = {
+    "abs": lambda x: x * jnp.sign(x),  # the slope of jnp.abs at zero is 1
+    "asinh": jnp.arcsinh,
+    "atan": jnp.arctan,
+    "bent_identity": _bent_identity,
+    "cos": jnp.cos,
+    "erf": jax.lax.erf,
+    "gaussian": lambda x: jnp.exp(-0.5 * x * x),
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "hard_sigmoid": lambda x: _clip(x + 3.0, 0.0, 6.0) / 6.0,
+    "hard_swish": lambda x: x * _clip(x + 3.0, 0.0, 6.0) / 6.0,
+    "hard_tanh": lambda x: _clip(x, -1.0, 1.0),
+    "identity": jnp.positive,
+    "log_sigmoid": jax.nn.log_sigmoid,
+    "mish": jax.nn.mish,
+    "quick_gelu": lambda x: jax.nn.silu(1.702 * x) / 1.702,
+    "relu": _relu,
+    "relu6": lambda x: _clip(x, 0.0, 6.0),
+    "relu_squared": lambda x: jnp.square(_relu(x)),
+    "selu": lambda x: _elu(x, 1.6732632423543772848, scale=1.0507009873554804934),
+    "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
+    "sin": jnp.sin,
+    "softsign": jax.nn.soft_sign,
+    "square": jnp.square,
+    "squareplus": _squareplus,
+    "tanh": jnp.tanh,
+    "tanh_shrink": lambda x: x - jnp.tanh(x),
+}
+
+
+_FAMILIES: dict[str, Callable[[Array, float], Array]] = {
+    "celu": lambda x, alpha: _elu(x, alpha, width=alpha),
+    "elu": _elu,
+    "leaky_relu": _leaky_relu,
+    "soft_shrink": _soft_shrink,
+    "softplus": lambda x, beta: jax.nn.softplus(beta * x) / beta,
+}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .functions import in_float32
+from .activations import in_float32
 
 
 def normalize_per_location(

@@ -12,10 +12,8 @@ except ModuleNotFoundError as error:
         "name another backend in KERAS_BACKEND: jax, tensorflow or torch"
     ) from error
 
-from .activations import ShapedActivation, TReLU, WeightedAdd
-from .conversion import ConversionReport
-from .convert import convert
-from .functions import activation
+from .activations import ShapedActivation, TReLU, WeightedAdd, activation
+from .convert import ConversionReport, convert
 from .init import (
     DeltaOrthogonal,
     DepthwiseDelta,

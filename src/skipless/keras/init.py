@@ -21,8 +21,7 @@ from collections.abc import Sequence
 import keras
 from keras import ops
 
-from .activations import Config
-from .functions import Array
+from .activations import Array, Config
 
 Seed = int | keras.random.SeedGenerator | None
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from .activations import Config
-from .functions import Array, is_half
+from .activations import Array, Config, is_half
 
 
 def normalize_per_location(x: Array, *, axis: int = -1, homogeneous: float | None = 1.0) -> Array:

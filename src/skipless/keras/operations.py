@@ -8,9 +8,9 @@ from functools import reduce
 import keras
 from keras import layers, ops
 
-from skipless.core.signals import UnsupportedModelError
+from skipless.core.trace import UnsupportedModelError
 
-from .functions import Array
+from .activations import Array
 
 CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
 TRANSPOSED = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import keras
 from keras import layers
 
-from skipless.core.signals import UnsupportedModelError
+from skipless.core.trace import UnsupportedModelError
 
 from .activations import ShapedActivation, WeightedAdd
 from .normalize import PerLocationNormalization

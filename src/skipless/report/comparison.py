@@ -1,17 +1,36 @@
-"""Networks trained side by side: their results as a table, and in words that follow the numbers."""
+"""Networks trained side by side: their results as a table, and in words that follow the numbers.
+
+A comparison of networks as one HTML page that needs no other file and no network.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
 
 import numpy as np
 
 from skipless.record import Record
+from skipless.tables import table
 
-from .c_maps import CMapCurve
-from .tables import table
+from .charts import (
+    accuracy_chart,
+    c_map_chart,
+    c_of_unrelated,
+    degrees,
+    epochs,
+    layers_chart,
+    loss_chart,
+    loss_line,
+    spoken,
+)
+from .figures import CMapCurve
+from .page import document, facts_table, figure, html_table, section, write_document
+from .svg import STYLES, Axis, Chart, Line, linear_axis, logarithmic_axis, swatch
 
 HEADER = (
     "network", "shortcuts", "normalised", "parameters", "best rate", "training", "validation",
@@ -24,6 +43,7 @@ _SAME_ACCURACY = 1e-6
 # From these c values on (11 and 60 degrees), the words call two outputs almost identical, or alike.
 _ALMOST_IDENTICAL = 0.98
 _ALIKE = 0.5
+_DIVERGED = -12.0  # percent: the height of the crosses, below all accuracies
 
 
 @dataclass(frozen=True)
@@ -217,15 +237,209 @@ def fate_of_two_images(curve: CMapCurve) -> str:
     )
 
 
-def c_of_unrelated(curve: CMapCurve) -> float:
-    """The c value with which two unrelated images leave a network, to three digits."""
-    return round(float(np.interp(0.0, curve.c, curve.global_map)), 3) + 0.0  # and never -0.0
+def rates_chart(contestants: Sequence[Contestant]) -> Chart:
+    """The last validation accuracy of every run by learning rate; crosses for diverged ones."""
+    rates = sorted({rate for one in contestants for rate in one.grid})
+    lines = tuple(_rates_line(style, one) for style, one in enumerate(contestants))
+    x = logarithmic_axis("learning rate", rates)
+    y = linear_axis("validation accuracy at the end of the run", 0, 100, "%")
+    crosses = []
+    for rate in rates:
+        lost = [n for n, one in enumerate(contestants) if math.isnan(one.grid.get(rate, 0.0))]
+        # Runs that diverged at one rate have their crosses side by side.
+        step = (x.high / x.low) ** 0.045
+        middle = (len(lost) - 1) / 2
+        crosses += [(n, rate * step ** (i - middle), _DIVERGED) for i, n in enumerate(lost)]
+    if crosses:
+        y = Axis(y.name, _DIVERGED, y.high, ((_DIVERGED, "diverged"), *y.ticks))
+    return Chart(
+        title="Every learning rate tried",
+        description="Validation accuracy by learning rate. " + spoken(lines),
+        x=Axis(x.name, x.low, x.high, tuple((r, f"{r:g}") for r in _spaced(rates)), True),
+        y=y,
+        lines=lines,
+        crosses=tuple(crosses),
+    )
 
 
-def degrees(c: float) -> str:
-    """The angle between two vectors whose cosine is `c`.
+def _rates_line(style: int, one: Contestant) -> Line:
+    points = [(rate, 100 * one.grid[rate]) for rate in sorted(one.grid)]
+    best = sorted(one.grid).index(one.best_rate) if one.learned else None
+    return Line(
+        label=one.label,
+        value=f"best {one.best_rate:g}" if one.learned else "diverged",
+        style=style,
+        points=points,
+        marked=range(len(points)),
+        ringed=best,
+    )
 
-    >>> degrees(0.0), degrees(-1.0)
-    ('90°', '180°')
-    """
-    return f"{math.degrees(math.acos(min(1.0, max(-1.0, c)))):.0f}°"
+
+def _spaced(rates: Sequence[float]) -> list[float]:
+    """The rates that are far enough from the last one for their numbers to stand side by side."""
+    room = (rates[-1] / rates[0]) ** 0.13
+    chosen = [rates[0]]
+    for rate in rates[1:]:
+        if rate >= chosen[-1] * room:
+            chosen.append(rate)
+    return chosen
+
+
+def write_page(path: Path, comparison: Comparison) -> Path:
+    """Write the page to `path`, whose folder must exist, and return it."""
+    return write_document(path, page(comparison))
+
+
+def page(comparison: Comparison) -> str:
+    """The page as text: the result in words and numbers, then why, then how it was made."""
+    header = (
+        f"<p>{escape(comparison.introduction)}</p>\n"
+        f'<p class="conclusion"><strong>In short:</strong> {_concluded(comparison)}</p>\n'
+    )
+    sections = [
+        _results(comparison),
+        _c_maps(comparison.contestants),
+        _training(comparison.contestants),
+        _rates(comparison.contestants),
+        _facts(comparison),
+    ]
+    return document(comparison.title, header, sections)
+
+
+def _concluded(comparison: Comparison) -> str:
+    """The conclusion, with the networks' names in their colours."""
+    names = {escape(one.label): f"t{n % STYLES}" for n, one in enumerate(comparison.contestants)}
+    # The longest first, so that a name within another one does not break it.
+    pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    bold = lambda match: f'<b class="{names[match[0]]}">{match[0]}</b>'
+    return re.sub(pattern, bold, escape(conclusion(comparison)))
+
+
+def _results(comparison: Comparison) -> str:
+    rows = []
+    for number, (one, row) in enumerate(
+        zip(comparison.contestants, results(comparison), strict=True)
+    ):
+        name = (
+            f'<th scope="row">{swatch(number)} {escape(row[0])}'
+            f'<span class="description">{escape(one.description)}</span></th>'
+        )
+        cells = (
+            f'<td data-name="{escape(column)}">{escape(cell)}</td>'
+            for column, cell in zip(HEADER[1:], row[1:], strict=True)
+        )
+        rows.append(f"<tr>{name}{''.join(cells)}</tr>")
+    return section(
+        "The networks and what they reached",
+        html_table(
+            "Each network at its best learning rate. Training: the share of its training images "
+            "that it classifies correctly; validation: the same of "
+            f"{comparison.validation_images:,} images that it never trained on.",
+            HEADER,
+            rows,
+            "cards",
+        ),
+    )
+
+
+def _c_maps(contestants: Sequence[Contestant]) -> str:
+    fates = "".join(
+        f"<li>{_named(number, one)}: {escape(fate_of_two_images(one.curve))}</li>"
+        for number, one in enumerate(contestants)
+        if one.curve is not None
+    )
+    if not fates:
+        return ""
+    curves = {
+        number: replace(one.curve, label=one.label)
+        for number, one in enumerate(contestants)
+        if one.curve is not None
+    }
+    unmapped = [one.label for one in contestants if one.curve is None]
+    without = f" No C map was computed for {', '.join(unmapped)}." if unmapped else ""
+    return section(
+        "Before training: can the network tell two images apart?",
+        "<p>Send two images through a network whose weights are still random. Their "
+        "<dfn>c value</dfn> is the cosine of the angle between them: 1 if they are identical, "
+        "0 if they are unrelated, −1 if they are opposite. Each layer changes it, and "
+        "what all layers together make of it is the network’s <dfn>C map</dfn>. Where all "
+        "outputs are almost identical, training has nothing to take hold of.</p>\n"
+        f"<ul>{fates}</ul>\n",
+        figure(
+            [c_map_chart(curves), layers_chart(curves)],
+            "C maps, as theory predicts them for wide networks. From input to output: the whole "
+            "network; on the dotted diagonal nothing would change, and the marks are two unrelated "
+            "images. Layer by layer: the way of the same two through the network."
+            f"{without}",
+        ),
+    )
+
+
+def _training(contestants: Sequence[Contestant]) -> str:
+    losses = [
+        loss_line(one.label, number, epochs(one.record, "train", "loss"))
+        for number, one in enumerate(contestants)
+    ]
+    accuracies = [
+        Line(
+            label=one.label,
+            value=percent(one.accuracy),
+            style=number,
+            points=[(x, 100 * y) for x, y in epochs(one.record, "validation", "top1")],
+            broken_off=not one.learned,
+        )
+        for number, one in enumerate(contestants)
+    ]
+    return section(
+        "Training: does it learn?",
+        figure(
+            [loss_chart(losses), accuracy_chart(accuracies)],
+            "The best run of each network. Training loss: the error on the training images, on a "
+            "logarithmic axis. Validation accuracy: the share of images never trained on that are "
+            "classified correctly. An epoch is one pass over the training images.",
+        ),
+    )
+
+
+def _rates(contestants: Sequence[Contestant]) -> str:
+    rates = sorted({rate for one in contestants for rate in one.grid})
+    alike = all(set(one.grid) == set(rates) for one in contestants)
+    rows = [
+        f'<tr><th scope="row">{rate:g}</th>{"".join(_ended(one, rate) for one in contestants)}</tr>'
+        for rate in rates
+    ]
+    return section(
+        "Was every network given its chance?",
+        f"<p>{'Every network was' if alike else 'The networks were not all'} trained once with "
+        f"each of the {len(rates)} learning rates below; for each, the rate with the highest "
+        "validation accuracy was chosen.</p>\n",
+        '<div class="charts">\n',
+        figure(
+            [rates_chart(contestants)],
+            "Validation accuracy of every run by its learning rate. A ring marks the chosen rate, "
+            "a cross a run that diverged.",
+        ),
+        html_table(
+            "The same in numbers; those of the chosen rates are bold.",
+            ["learning rate", *(_named(number, one) for number, one in enumerate(contestants))],
+            rows,
+        ),
+        "</div>\n",
+    )
+
+
+def _ended(one: Contestant, rate: float) -> str:
+    """The cell of one run in the table of learning rates."""
+    words = percent(one.grid[rate]) if rate in one.grid else "not tried"
+    return f'<td class="best">{words}</td>' if rate == one.best_rate else f"<td>{words}</td>"
+
+
+def _facts(comparison: Comparison) -> str:
+    if not comparison.facts:
+        return ""
+    return section("How this page was made", facts_table("Facts of the runs", comparison.facts))
+
+
+def _named(number: int, one: Contestant) -> str:
+    """A network's name beside a piece of its line."""
+    return f'{swatch(number)} <b class="t{number % STYLES}">{escape(one.label)}</b>'

@@ -1,190 +1,189 @@
-"""A comparison of networks as one HTML page that needs no other file and no network."""
+"""The parts that every HTML page of ours is made of; a page needs no other file and no network.
+
+Sections as one HTML page: what became of all claims, then table, verdicts and charts of each.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from .charts import (
-    accuracy_chart,
-    c_map_chart,
-    epochs,
-    layers_chart,
-    loss_chart,
-    loss_line,
-    rates_chart,
-)
-from .comparison import (
-    HEADER,
-    Comparison,
-    Contestant,
-    conclusion,
-    fate_of_two_images,
-    percent,
-    results,
-)
-from .document import document, facts_table, figure, section, table, write_document
-from .svg import STYLES, Line, swatch
+from skipless.record import write_atomically
+from skipless.tables import numeric_columns
+
+from .sections import Section, Verdict, demand_distinct
+from .svg import Chart, drawn, page_style
 
 
-def write_page(path: Path, comparison: Comparison) -> Path:
-    """Write the page to `path`, whose folder must exist, and return it."""
-    return write_document(path, page(comparison))
-
-
-def page(comparison: Comparison) -> str:
-    """The page as text: the result in words and numbers, then why, then how it was made."""
-    header = (
-        f"<p>{escape(comparison.introduction)}</p>\n"
-        f'<p class="conclusion"><strong>In short:</strong> {_concluded(comparison)}</p>\n'
-    )
-    sections = [
-        _results(comparison),
-        _c_maps(comparison.contestants),
-        _training(comparison.contestants),
-        _rates(comparison.contestants),
-        _facts(comparison),
-    ]
-    return document(comparison.title, header, sections)
-
-
-def _concluded(comparison: Comparison) -> str:
-    """The conclusion, with the networks' names in their colours."""
-    names = {escape(one.label): f"t{n % STYLES}" for n, one in enumerate(comparison.contestants)}
-    # The longest first, so that a name within another one does not break it.
-    pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    bold = lambda match: f'<b class="{names[match[0]]}">{match[0]}</b>'
-    return re.sub(pattern, bold, escape(conclusion(comparison)))
-
-
-def _results(comparison: Comparison) -> str:
-    rows = []
-    for number, (one, row) in enumerate(
-        zip(comparison.contestants, results(comparison), strict=True)
-    ):
-        name = (
-            f'<th scope="row">{swatch(number)} {escape(row[0])}'
-            f'<span class="description">{escape(one.description)}</span></th>'
+def write_document(path: Path, text: str) -> Path:
+    """Write a page to `path`, whose folder must exist, and return it."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"There is no folder {path.parent}. Make it first: mkdir -p {path.parent}"
         )
-        cells = (
-            f'<td data-name="{escape(column)}">{escape(cell)}</td>'
-            for column, cell in zip(HEADER[1:], row[1:], strict=True)
-        )
-        rows.append(f"<tr>{name}{''.join(cells)}</tr>")
-    return section(
-        "The networks and what they reached",
-        table(
-            "Each network at its best learning rate. Training: the share of its training images "
-            "that it classifies correctly; validation: the same of "
-            f"{comparison.validation_images:,} images that it never trained on.",
-            HEADER,
-            rows,
-            "cards",
-        ),
+    write_atomically(path, text)
+    return path
+
+
+def document(title: str, header: str, sections: Sequence[str]) -> str:
+    """A whole page; `header` and `sections` are HTML."""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<link rel="icon" href="data:,">
+<style>
+{page_style()}</style>
+</head>
+<body>
+<main>
+<header>
+<h1>{escape(title)}</h1>
+{header}</header>
+{"".join(sections)}</main>
+</body>
+</html>
+"""
+
+
+def section(heading: str, *parts: str, name: str = "") -> str:
+    """A section of HTML parts under a heading; `name` is its anchor."""
+    anchor = f' id="{escape(name)}"' if name else ""
+    return f"<section{anchor}>\n<h2>{escape(heading)}</h2>\n{''.join(parts)}</section>\n"
+
+
+def figure(charts: Sequence[Chart], caption: str = "") -> str:
+    """Charts side by side, or below each other where that is too narrow."""
+    drawings = "\n".join(drawn(chart) for chart in charts)
+    below = f"<figcaption>{escape(caption)}</figcaption>\n" if caption else ""
+    return f'<figure>\n<div class="charts">\n{drawings}\n</div>\n{below}</figure>\n'
+
+
+def html_table(
+    caption: str, header: Sequence[str], rows: Sequence[str], kind: str = "plain"
+) -> str:
+    """A table whose header and rows are HTML; where it is too wide, it scrolls or falls into cards.
+
+    The cells of cards bring the name of their column as `data-name`.
+    """
+    head = "".join(f'<th scope="col">{name}</th>' for name in header)
+    return wide(
+        caption,
+        f'<table class="{kind}"><caption>{escape(caption)}</caption>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>{''.join(rows)}</tbody></table>\n",
     )
 
 
-def _c_maps(contestants: Sequence[Contestant]) -> str:
-    fates = "".join(
-        f"<li>{_named(number, one)}: {escape(fate_of_two_images(one.curve))}</li>"
-        for number, one in enumerate(contestants)
-        if one.curve is not None
-    )
-    if not fates:
-        return ""
-    curves = {
-        number: replace(one.curve, label=one.label)
-        for number, one in enumerate(contestants)
-        if one.curve is not None
-    }
-    unmapped = [one.label for one in contestants if one.curve is None]
-    without = f" No C map was computed for {', '.join(unmapped)}." if unmapped else ""
-    return section(
-        "Before training: can the network tell two images apart?",
-        "<p>Send two images through a network whose weights are still random. Their "
-        "<dfn>c value</dfn> is the cosine of the angle between them: 1 if they are identical, "
-        "0 if they are unrelated, −1 if they are opposite. Each layer changes it, and "
-        "what all layers together make of it is the network’s <dfn>C map</dfn>. Where all "
-        "outputs are almost identical, training has nothing to take hold of.</p>\n"
-        f"<ul>{fates}</ul>\n",
-        figure(
-            [c_map_chart(curves), layers_chart(curves)],
-            "C maps, as theory predicts them for wide networks. From input to output: the whole "
-            "network; on the dotted diagonal nothing would change, and the marks are two unrelated "
-            "images. Layer by layer: the way of the same two through the network."
-            f"{without}",
-        ),
+def wide(name: str, content: str) -> str:
+    """A part of a page that scrolls by itself where the screen is too narrow for it."""
+    return (
+        f'<div class="wide" role="region" tabindex="0" aria-label="{escape(name)}">\n'
+        f"{content}</div>\n"
     )
 
 
-def _training(contestants: Sequence[Contestant]) -> str:
-    losses = [
-        loss_line(one.label, number, epochs(one.record, "train", "loss"))
-        for number, one in enumerate(contestants)
-    ]
-    accuracies = [
-        Line(
-            label=one.label,
-            value=percent(one.accuracy),
-            style=number,
-            points=[(x, 100 * y) for x, y in epochs(one.record, "validation", "top1")],
-            broken_off=not one.learned,
-        )
-        for number, one in enumerate(contestants)
-    ]
-    return section(
-        "Training: does it learn?",
-        figure(
-            [loss_chart(losses), accuracy_chart(accuracies)],
-            "The best run of each network. Training loss: the error on the training images, on a "
-            "logarithmic axis. Validation accuracy: the share of images never trained on that are "
-            "classified correctly. An epoch is one pass over the training images.",
-        ),
-    )
-
-
-def _rates(contestants: Sequence[Contestant]) -> str:
-    rates = sorted({rate for one in contestants for rate in one.grid})
-    alike = all(set(one.grid) == set(rates) for one in contestants)
+def facts_table(caption: str, facts: Mapping[str, str]) -> str:
+    """Names and values, each in a row of its own."""
     rows = [
-        f'<tr><th scope="row">{rate:g}</th>{"".join(_ended(one, rate) for one in contestants)}</tr>'
-        for rate in rates
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
+        for name, value in facts.items()
     ]
-    return section(
-        "Was every network given its chance?",
-        f"<p>{'Every network was' if alike else 'The networks were not all'} trained once with "
-        f"each of the {len(rates)} learning rates below; for each, the rate with the highest "
-        "validation accuracy was chosen.</p>\n",
-        '<div class="charts">\n',
-        figure(
-            [rates_chart(contestants)],
-            "Validation accuracy of every run by its learning rate. A ring marks the chosen rate, "
-            "a cross a run that diverged.",
-        ),
-        table(
-            "The same in numbers; those of the chosen rates are bold.",
-            ["learning rate", *(_named(number, one) for number, one in enumerate(contestants))],
-            rows,
-        ),
-        "</div>\n",
+    return (
+        f'<table class="facts"><caption>{escape(caption)}</caption><tbody>'
+        f"{''.join(rows)}</tbody></table>\n"
     )
 
 
-def _ended(one: Contestant, rate: float) -> str:
-    """The cell of one run in the table of learning rates."""
-    words = percent(one.grid[rate]) if rate in one.grid else "not tried"
-    return f'<td class="best">{words}</td>' if rate == one.best_rate else f"<td>{words}</td>"
+_KINDS = {True: "good", False: "bad", None: "open"}  # classes of the style sheet
 
 
-def _facts(comparison: Comparison) -> str:
-    if not comparison.facts:
+def write_sections_page(
+    path: Path, title: str, introduction: str, sections: Sequence[Section]
+) -> Path:
+    """Write the page to `path`, whose folder must exist, and return it."""
+    return write_document(path, sections_page(title, introduction, sections))
+
+
+def sections_page(title: str, introduction: str, sections: Sequence[Section]) -> str:
+    """The page as text."""
+    demand_distinct(sections)
+    words = f"<p>{escape(introduction)}</p>\n" if introduction else ""
+    return document(title, words + _summary(sections), [_section(one) for one in sections])
+
+
+def _summary(sections: Sequence[Section]) -> str:
+    """What became of every claim, or else the contents of a page of several sections."""
+    verdicts = [verdict for one in sections for verdict in one.verdicts]
+    if not verdicts and len(sections) < 2:
         return ""
-    return section("How this page was made", facts_table("Facts of the runs", comparison.facts))
+    said = f"Of {len(verdicts)} claims, {_counted(verdicts)}." if len(verdicts) > 1 else ""
+    items = "".join(
+        f'<li><a href="#{escape(one.name)}">{escape(one.title)}</a>{_claims(one.verdicts)}</li>\n'
+        for one in sections
+    )
+    return f'<p class="conclusion">{said}</p>\n' * bool(said) + f"<ul>\n{items}</ul>\n"
 
 
-def _named(number: int, one: Contestant) -> str:
-    """A network's name beside a piece of its line."""
-    return f'{swatch(number)} <b class="t{number % STYLES}">{escape(one.label)}</b>'
+def _counted(verdicts: Sequence[Verdict]) -> str:
+    """How many claims hold, do not hold and were not run, as far as there are any."""
+    words = {
+        True: ("holds", "hold"),
+        False: ("does not hold", "do not hold"),
+        None: ("was not run", "were not run"),
+    }
+    counts = {holds: sum(verdict.holds is holds for verdict in verdicts) for holds in words}
+    return ", ".join(f"{n} {words[holds][n > 1]}" for holds, n in counts.items() if n)
+
+
+def _claims(verdicts: Sequence[Verdict]) -> str:
+    """The claims of a section in short, below its name."""
+    return "".join(
+        f'<span class="claim">{_word(verdict)} {escape(verdict.claim)}</span>'
+        for verdict in verdicts
+    )
+
+
+def _word(verdict: Verdict) -> str:
+    return f'<b class="{_KINDS[verdict.holds]}">{verdict.word}</b>'
+
+
+def _section(one: Section) -> str:
+    parts = [f"<p>{escape(one.introduction)}</p>\n"] if one.introduction else []
+    if one.verdicts:
+        items = "".join(f"<li>{_told(verdict)}</li>\n" for verdict in one.verdicts)
+        parts.append(f'<ul class="verdicts">\n{items}</ul>\n')
+    if one.rows:
+        parts.append(_table(one))
+    if one.charts:
+        parts.append(figure(one.charts))
+    if one.facts:
+        parts.append(facts_table("How it was made", one.facts))
+    return section(one.title, *parts, name=one.name)
+
+
+def _told(verdict: Verdict) -> str:
+    evidence = f'<span class="claim">{escape(verdict.evidence)}</span>' if verdict.evidence else ""
+    return f"{_word(verdict)} {escape(verdict.claim)}{evidence}"
+
+
+def _table(one: Section) -> str:
+    """The section's table, whose first column names the rows."""
+    kinds = [
+        "" if right else ' class="words"' for right in numeric_columns(len(one.header), one.rows)
+    ]
+    names = zip(one.header, kinds, strict=True)
+    head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in names)
+    rows = []
+    for first, *others in one.rows:
+        cells = zip(others, kinds[1:], strict=True)
+        rest = "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in cells)
+        rows.append(f'<tr><th scope="row">{escape(first)}</th>{rest}</tr>')
+    return wide(
+        one.title,
+        f'<table class="numbers">\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>{''.join(rows)}</tbody></table>\n",
+    )

@@ -1,14 +1,81 @@
-"""Small line charts as SVG text: for an HTML page whose style sheet colours them, or for a file."""
+"""Small line charts as SVG text: for an HTML page whose style sheet colours them, or for a file.
+
+Where labels of a chart go, and how their words are broken into lines.
+
+The style sheets of pages and charts, which share their colours.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
+from textwrap import wrap
 
-from .labels import GAP, apart, balanced
-from .style import chart_style, light_colours
+GAP = 5  # between labels
+
+
+def apart(
+    wanted: Sequence[float], heights: Sequence[float], low: float, high: float, gap: float = GAP
+) -> list[float]:
+    """Centres near the wanted ones, which rise, such that boxes around them do not overlap.
+
+    >>> apart([10, 12, 50], [10, 10, 10], 0, 60, gap=0)
+    [10, 20.0, 50]
+    """
+    centres = list(wanted)
+    edge = low
+    for i, height in enumerate(heights):
+        centres[i] = max(centres[i], edge + height / 2)
+        edge = centres[i] + height / 2 + gap
+    edge = high
+    for i in reversed(range(len(centres))):
+        centres[i] = min(centres[i], edge - heights[i] / 2)
+        edge = centres[i] - heights[i] / 2 - gap
+    return centres
+
+
+def balanced(words: str, width: int) -> list[str]:
+    """Words in as few lines as `width` characters allow, and the lines as even as may be.
+
+    >>> balanced("Vanilla, TReLU (TAT)", 14)
+    ['Vanilla,', 'TReLU (TAT)']
+    >>> balanced("vanilla, TReLU", 11)  # not within a word, if that can be
+    ['vanilla,', 'TReLU']
+    """
+    fewest = len(wrap(words, width))
+    longest = min(width, max(map(len, words.split()), default=1))
+    return next(lines for w in range(longest, width + 1) if len(lines := wrap(words, w)) == fewest)
+
+
+_PAGE, _CHART = (Path(__file__).with_name(name) for name in ("page.css", "chart.css"))
+
+
+def page_style() -> str:
+    """What a page with charts in it needs."""
+    return _PAGE.read_text(encoding="utf-8") + _CHART.read_text(encoding="utf-8")
+
+
+def chart_style() -> str:
+    """What a chart needs that is a file of its own: light colours, written out.
+
+    Few programs that show SVG files, other than browsers, know variables.
+    """
+    colours = light_colours()
+    rules = re.sub(
+        r"var\(--(\w+)\)", lambda used: colours[used[1]], _CHART.read_text(encoding="utf-8")
+    )
+    return ".chart text { font-family: system-ui, 'Liberation Sans', Arial, sans-serif; }\n" + rules
+
+
+def light_colours() -> dict[str, str]:
+    """The colours of a light page by name, which come first in its style sheet."""
+    first = _PAGE.read_text(encoding="utf-8").split("@media")[0]
+    return dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", first))
+
 
 WIDTH, HEIGHT = 400, 300
 LEFT, TOP, BOTTOM = 58, 46, 50

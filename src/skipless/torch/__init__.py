@@ -7,12 +7,11 @@ except ModuleNotFoundError as error:
         f"skipless.torch needs {error.name}, which is not installed: pip install 'skipless[torch]'"
     ) from error
 
-from skipless.core.agreement import Check, Measurement
+from skipless.core.measure import Check, Measurement
 
 from .activations import ShapedActivation, TReLU, activation
-from .conversion import ConversionReport, ConvertedModel
-from .convert import convert
-from .deploy import export_onnx, fold
+from .convert import ConversionReport, ConvertedModel, convert
+from .fold import fold
 from .init import (
     delta_,
     gaussian_fan_in_,
@@ -37,7 +36,6 @@ __all__ = [
     "check",
     "convert",
     "delta_",
-    "export_onnx",
     "fold",
     "gaussian_fan_in_",
     "initialize_",

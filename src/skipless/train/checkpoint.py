@@ -6,6 +6,8 @@ A run's folder has `checkpoints/step-00000500/` and so on, each with
 - `average.safetensors`: those of its moving average, if there is one,
 - `state.pt`: optimiser, position in schedule and data, random states,
 - `manifest.json`: the SHA-256 of each of them, by which damage is seen.
+
+The states of all generators of random numbers that a step may use.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import hashlib
 import io
 import json
 import os
+import random
 import re
 import shutil
 import warnings
@@ -22,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -263,3 +267,26 @@ def _flush(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The states of torch, numpy and Python in plain types, for `restore_random_state`."""
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002 - the user's code may use it
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": [name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
+        "python": random.getstate(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Put all generators into the state that `random_state` found."""
+    torch.set_rng_state(state["torch"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    random.setstate(state["python"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -3,18 +3,25 @@
 What a run does depends on its settings and on the step alone: the order of the data, crops, flips
 and the learning rate are functions of the step, and everything else is in the checkpoint. So a run
 that was stopped, or killed, goes on as if nothing had happened.
+
+How well a network does on data that it was not trained on.
+
+What was measured in the steps since the last line of the journal.
+
+Optimisers that measure curvature in forward passes, such as K-FAC.
 """
 
 from __future__ import annotations
 
 import math
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -23,19 +30,134 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from .batches import Batches
-from .checkpoint import Checkpoint, Checkpoints
-from .curved import Curved
+from .checkpoint import Checkpoint, Checkpoints, random_state, restore_random_state
 from .data import Data
-from .evaluation import evaluate
-from .interruption import Interruption
 from .journal import Log
-from .parallel import apart, parallel
-from .process import Process
-from .random_state import random_state, restore_random_state
-from .schedule import Schedule
-from .settings import Settings
+from .process import Interruption, Process, apart, parallel
+from .settings import Schedule, Settings
 from .teacher import Teacher
-from .window import Window
+
+
+def evaluate(
+    network: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    process: Process,
+    forward: Callable[[nn.Module, Tensor], Tensor],
+    stopping: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
+    """Loss, top-1 and top-5 accuracy over the batches of all processes; None if it was stopped.
+
+    The loss is the plain cross-entropy, whatever the network was trained with.
+    """
+    sums = torch.zeros(4, dtype=torch.float64)  # of losses, top-1 and top-5 hits, and samples
+    training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            for images, labels in batches:
+                if stopping():
+                    break
+                labels = labels.to(process.device, non_blocking=True)
+                sums += _sums(forward(network, images).float(), labels)
+    finally:
+        network.train(training)
+    if process.any_of([stopping()])[0]:
+        return None
+    loss, top1, top5, count = process.total(sums).tolist()
+    return {"loss": loss / count, "top1": top1 / count, "top5": top5 / count}
+
+
+def _sums(logits: Tensor, labels: Tensor) -> Tensor:
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+    loss = F.cross_entropy(logits, labels, reduction="sum")
+    counts = [loss.item(), best[:, 0].sum().item(), best.sum().item(), len(labels)]
+    return torch.tensor(counts, dtype=torch.float64)
+
+
+class Window:
+    """Losses and hits of steps, left on their device until someone asks."""
+
+    def __init__(self) -> None:
+        self._losses: list[Tensor] = []
+        self._hits: list[Tensor] = []
+        self._images = 0
+        self._seconds = 0.0
+        self._since: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._losses)
+
+    def resume_clock(self) -> None:
+        """Count time from now on; evaluations and checkpoints stop the clock."""
+        self._since = time.perf_counter()
+
+    def stop_clock(self) -> float:
+        """Seconds since the clock ran, which are added to those of the window."""
+        passed = 0.0 if self._since is None else time.perf_counter() - self._since
+        self._seconds, self._since = self._seconds + passed, None
+        return passed
+
+    def add(self, loss: Tensor, hits: Tensor, images: int) -> None:
+        """One step: its loss, and how many of its images were labelled right."""
+        self._losses.append(loss)
+        self._hits.append(hits)
+        self._images += images
+
+    def bad_step(self) -> tuple[int, float] | None:
+        """How many steps before the last one the first loss was not finite, and that loss."""
+        for index, loss in enumerate(self._values(self._losses)):
+            if not math.isfinite(loss):
+                return len(self) - 1 - index, loss
+        return None
+
+    def last_is_bad(self) -> bool:
+        """Whether the last loss is not finite; on a GPU, this waits for it."""
+        return not math.isfinite(self._losses[-1].item())
+
+    def summary(self, process: Process) -> dict[str, float]:
+        """Mean loss, accuracy and images a second over all processes; the window is empty then."""
+        own = [sum(self._values(self._losses)), sum(self._values(self._hits)), self._images]
+        losses, hits, images = process.total(torch.tensor(own, dtype=torch.float64)).tolist()
+        steps, seconds = len(self), self._seconds
+        self._losses, self._hits, self._images, self._seconds = [], [], 0, 0.0
+        return {
+            "loss": losses / (steps * process.world),
+            "accuracy": hits / images,
+            "images_per_second": images / seconds if seconds else 0.0,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """The window in plain types."""
+        return {
+            "losses": self._values(self._losses),
+            "hits": self._values(self._hits),
+            "images": self._images,
+            "seconds": self._seconds,
+        }
+
+    def restore(self, state: dict[str, Any], device: torch.device) -> None:
+        """Take over a window that `state` told."""
+        self._losses = list(torch.tensor(state["losses"], dtype=torch.float32, device=device))
+        self._hits = list(torch.tensor(state["hits"], dtype=torch.int64, device=device))
+        self._images, self._seconds = state["images"], state["seconds"]
+
+    @staticmethod
+    def _values(tensors: list[Tensor]) -> list[float]:
+        return torch.stack(tensors).tolist() if tensors else []
+
+
+@runtime_checkable
+class Curved(Protocol):
+    """What the engine has to do for them."""
+
+    def curvature(self, outputs: Tensor, targets: Tensor) -> None:
+        """Measure the curvature in the pass that gave `outputs`, if it is time to."""
+        ...
+
+    def synchronize(self) -> None:
+        """Make it equal on all processes, before one of them saves it."""
+        ...
+
 
 _USUAL_WARMUP = 5  # epochs, as in the paper (appendix D)
 

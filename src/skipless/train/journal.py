@@ -1,15 +1,74 @@
-"""What a run tells while it runs: its journal, TensorBoard, and a bar for those who watch."""
+"""What a run tells while it runs: its journal, TensorBoard, and a bar for those who watch.
+
+Events for TensorBoard, written at once and not by a thread.
+
+The writers of PyTorch and TensorBoard hand events to a thread. If the disk is full, that thread
+dies with a traceback, and later events wait for it for ever.
+
+Where a run comes from: versions, commit and machine.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import platform
+import socket
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from skipless.record import Journal, Record, number
+import torch
+
+from skipless.record import Journal, Json, Record, number
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+
+class Board:
+    """A file of events in `folder`; TensorBoard forgets those of earlier files after `step`."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (folder / name).open("xb")
+        self._records = RecordWriter(self._file)
+        self._write(Event(file_version="brain.Event:2"))
+        self._write(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
+
+    def add(self, name: str, value: float, step: int) -> None:
+        """One number, measured after `step`."""
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore
+
+        self._write(
+            Event(step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]))
+        )
+
+    def flush(self) -> None:
+        """Make all events durable."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """End the file."""
+        self._file.close()
+
+    def _write(self, event: Message) -> None:
+        event.wall_time = time.time()
+        self._records.write(event.SerializeToString())
+
 
 _SHOWN = {
     "loss": "loss {:.3f}",
@@ -41,8 +100,6 @@ class Log:
         if quiet:
             return
         from tqdm import tqdm
-
-        from .board import Board
 
         self._journal = Journal(folder)
         with self._written():
@@ -119,3 +176,43 @@ class Log:
         else:
             self._told[kind] = f"{kind} {values['top1']:.1%}"
         self._bar.set_postfix_str(", ".join(self._told.values()), refresh=False)
+
+
+_PACKAGES = ("skipless", "torch", "numpy", "scipy", "pytorch-optimizer", "pillow")
+
+
+def provenance() -> dict[str, Json]:
+    """What `run.json` tells of the circumstances."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpus": [*gpus],
+        },
+        "command": [*sys.argv],
+    }
+
+
+def _versions() -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git(*arguments: str) -> str | None:
+    """What git answers for the current folder, or None where there is no git or no repository."""
+    try:
+        answer = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None

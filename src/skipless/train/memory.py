@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
-from .curved import Curved
+from .engine import Curved
 from .settings import Settings
 
 

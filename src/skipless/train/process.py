@@ -1,18 +1,27 @@
-"""This process among those that train together, as `torchrun` started them, and its device."""
+"""This process among those that train together, as `torchrun` started them, and its device.
+
+A network whose gradients are averaged over the processes that train it together.
+
+Signals that ask a run to stop, remembered until it can.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import FrameType, TracebackType
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
 
@@ -140,3 +149,66 @@ def _device(name: str) -> torch.device:
 
 def _number(variable: str, default: int) -> int:
     return int(os.environ.get(variable, default))
+
+
+def parallel(model: nn.Module, process: Process) -> nn.Module:
+    """The model itself for a process that is alone; else one that the processes share."""
+    if process.world == 1:
+        return model
+    cuda = process.device.type == "cuda"
+    if cuda:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    elif process.leads and any(
+        isinstance(m, nn.BatchNorm2d | nn.BatchNorm1d) for m in model.modules()
+    ):
+        warnings.warn(
+            f"BatchNorm takes its statistics over each of the {process.world} processes' shares of "
+            "a batch, because PyTorch has no SyncBatchNorm for CPUs: losses differ from those of "
+            "one process.",
+            stacklevel=3,
+        )
+    return DistributedDataParallel(model, device_ids=[process.device.index] if cuda else None)
+
+
+def apart(network: nn.Module) -> AbstractContextManager[None]:
+    """While entered, gradients are kept here: they are averaged with those of a later pass."""
+    return network.no_sync() if isinstance(network, DistributedDataParallel) else nullcontext()
+
+
+class Interruption:
+    """While entered, SIGTERM and SIGINT only set `requested`; a second one acts as usual.
+
+    With `patient`, no number of them does more: `torchrun` sends again what its processes have had
+    from the terminal already. Python takes signals in the main thread only; in any other nothing is
+    changed.
+    """
+
+    _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self, *, patient: bool = False) -> None:
+        self.requested = False
+        self._patient = patient
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {one: signal.signal(one, self._remember) for one in self._SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._restore()
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        if not self._patient:
+            self._restore()
+
+    def _restore(self) -> None:
+        for one, handler in self._before.items():
+            signal.signal(one, handler)  # pyright: ignore[reportArgumentType]
+        self._before = {}

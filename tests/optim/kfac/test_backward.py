@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from skipless.optim.kfac.backward import carry_back
+from skipless.optim.kfac.scores import carry_back
 
 
 def layers(count: int) -> list[nn.Linear]:

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from skipless.optim.kfac import banks
-from skipless.optim.kfac.banks import Axes, Bank, Block, Inverses
+from skipless.optim.kfac.blocks import Axes, Bank, Block, Inverses
 from skipless.optim.kfac.layers import find_layers
 
 DAMPING = 0.3
@@ -53,7 +52,7 @@ def test_any_layers_of_a_bank_are_multiplied_each_by_its_own(
     bank = filled(kind, groups)
     blocks = [bank.blocks[index] for index in chosen]
     each = 8 * sum(p.numel() for p in blocks[0].layer.parameters)
-    monkeypatch.setattr(banks, "CACHED_BYTES", portion * each)
+    monkeypatch.setattr(blocks, "CACHED_BYTES", portion * each)
     gradients = {p: draw(*p.shape) for block in blocks for p in block.layer.parameters}
     found = bank.apply(blocks, gradients, DAMPING)
     assert set(found) == set(gradients)

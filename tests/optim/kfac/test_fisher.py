@@ -19,7 +19,7 @@ from optim.kfac.dense_fisher import (
     terms,
 )
 from skipless.optim import KFAC
-from skipless.optim.kfac.banks import Axes, Block
+from skipless.optim.kfac.blocks import Axes, Block
 from skipless.optim.kfac.scores import Fisher, Loss
 
 LOSSES: tuple[Loss, ...] = ("cross_entropy", "binary_cross_entropy", "mse")

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from skipless.optim.kfac import moments, spectrum
+from skipless.optim.kfac import moments, windows
 from skipless.optim.kfac.moments import Scratch, Window, output_moments, patch_moments, row_moment
-from skipless.optim.kfac.spectrum import Spectrum, lagged_products
+from skipless.optim.kfac.windows import Spectrum, lagged_products
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -117,7 +117,7 @@ def test_moments_of_patches_are_those_of_patches_written_out_one_by_one(
         patch.setattr(moments, "MOST_PRODUCTS", most_products)
         patch.setattr(moments, "CHUNK_BYTES", chunk_bytes)
         patch.setattr(moments, "WIDE", wide)
-        patch.setattr(spectrum, "PRODUCT_BYTES", chunk_bytes)
+        patch.setattr(windows, "PRODUCT_BYTES", chunk_bytes)
         patch.setattr(Spectrum, "multiplications", lambda *_: spectral)
         found, number = patch_moments(inputs, window, homogeneous)
     bias = [1.0] * homogeneous

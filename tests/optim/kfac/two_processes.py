@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from skipless.optim import KFAC
-from skipless.optim.kfac import banks
+from skipless.optim.kfac import blocks
 
 STEPS, SAVED_AT, SIZE = 12, 7, 32
 PERIODS: dict[str, Any] = {"burn_in": 2, "curvature_period": 2, "inverse_period": 3}
@@ -144,17 +144,17 @@ def reloaded(optimizer: KFAC, model: nn.Module, case: Case) -> KFAC:
 def inversions(rank: int, world: int) -> list[int]:
     """The sizes of all factors that this process inverts in a run."""
     sizes: list[int] = []
-    invert = banks.damped_inverses
+    invert = blocks.damped_inverses
 
     def counted(matrices: Tensor, *others: Any) -> Tensor:
         sizes.extend([matrices.shape[-1]] * len(matrices))
         return invert(matrices, *others)
 
-    banks.damped_inverses = counted
+    blocks.damped_inverses = counted
     try:
         trained(Case(), rank, world)
     finally:
-        banks.damped_inverses = invert
+        blocks.damped_inverses = invert
     return sizes
 
 

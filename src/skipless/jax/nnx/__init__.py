@@ -11,8 +11,13 @@ except ModuleNotFoundError as error:
         f"skipless.jax.nnx needs {error.name}, which is not installed: pip install 'skipless[jax]'"
     ) from error
 
-from .activations import Constant, ShapedActivation, TReLU
-from .convert import ConversionReport, convert
-from .held import Identity
+from skipless.jax.convert import (
+    Constant,
+    ConversionReport,
+    Identity,
+    ShapedActivation,
+    TReLU,
+    convert,
+)
 
 __all__ = ["Constant", "ConversionReport", "Identity", "ShapedActivation", "TReLU", "convert"]

@@ -34,8 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .spectrum import lagged_products
-from .windows import Band, Plan, Window, axes, cheapest_plan, readers
+from .windows import Band, Plan, Window, axes, cheapest_plan, lagged_products, readers
 
 P = ParamSpec("P")
 R = TypeVar("R")

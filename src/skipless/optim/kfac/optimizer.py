@@ -9,17 +9,21 @@ $$u = F^{-1} g, \qquad
 
 Martens and Grosse (2015); Grosse and Martens (2016) for convolutions; Ba, Grosse and Martens (2017)
 for the norm constraint $\kappa$.
-"""
 
-# pyright: reportPrivateImportUsage=false
-# torch._foreach_* are what torch's own optimisers are made of, but have no public names.
+In which steps the curvature is measured, and in which it is inverted.
+
+The state of PyTorch's random numbers, to draw the same ones twice.
+
+How much damping, and how long steps: the settings of the paper's K-FAC runs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import Any, overload
+from types import EllipsisType
+from typing import Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +34,58 @@ from skipless.optim.groups import weights_and_others
 from .checks import check_model, check_outputs, check_place, check_settings, clear_errors
 from .estimate import Estimate
 from .processes import average_
-from .quadratic import Linearisation, adapted_damping
-from .random_state import RandomState, random_state, set_random_state
 from .scores import Fisher, Loss, terms
-from .steps import Step, full_gradients, penalty
-from .timing import Timing
+from .steps import Linearisation, Step, adapted_damping, full_gradients, penalty
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Steps are numbered from 0; the first `burn_in` of them only measure."""
+
+    burn_in: int
+    curvature_period: int
+    inverse_period: int
+    spread: bool
+
+    def curvature_due(self, step: int) -> bool:
+        """Whether the curvature is measured in that step."""
+        return step < self.burn_in or (step - self.burn_in) % self.curvature_period == 0
+
+    def part(self, step: int) -> int | EllipsisType | None:
+        """Which part of the inverses is computed in that step: ..., if it is all of them.
+
+        >>> timing = Timing(burn_in=1, curvature_period=1, inverse_period=3, spread=True)
+        >>> [timing.part(step) for step in range(6)]
+        [None, Ellipsis, 1, 2, 0, 1]
+        """
+        past = step - self.burn_in
+        if past < 0:
+            return None
+        if self.spread:
+            return past % self.inverse_period if past else ...
+        return None if past % self.inverse_period else ...
+
+
+RandomState = tuple[Tensor, tuple[torch.device, Tensor] | None]
+
+
+def random_state(device: torch.device) -> RandomState:
+    """That of the CPU, and of the GPU that `device` may be."""
+    own = (device, torch.cuda.get_rng_state(device)) if device.type == "cuda" else None
+    return torch.get_rng_state(), own
+
+
+def set_random_state(state: RandomState) -> None:
+    """Draw from there on."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        device, own = state[1]
+        torch.cuda.set_rng_state(own, device)
+
+
+# pyright: reportPrivateImportUsage=false
+# torch._foreach_* are what torch's own optimisers are made of, but have no public names.
+
 
 # Like the settings in groups, these are what they were when a state was saved.
 _KEPT = ("steps", "damping", "norm_constraint", "curvature_ema", "damping_period")
@@ -341,3 +392,22 @@ def _made_again(model: nn.Module, settings: dict[str, Any], state: dict[str, Any
 
 def _number(loss: Any) -> float:
     return float(loss.detach() if isinstance(loss, Tensor) else loss)
+
+
+PresetName = Literal["cifar10", "imagenet"]
+
+
+class Preset(TypedDict):
+    """Settings of K-FAC that go together."""
+
+    damping: float
+    norm_constraint: float
+
+
+PRESETS: dict[PresetName, Preset] = {
+    # Appendix E.2. Also the one for small data and small batches: ImageNet's lets vanilla networks
+    # of 50 layers diverge on them, at all but tiny learning rates.
+    "cifar10": {"damping": 1e-2, "norm_constraint": 1e-4},
+    # Appendix D: batches of 1,024, learning rates from 0.00003 to 0.003, 5 epochs of warm-up.
+    "imagenet": {"damping": 1e-3, "norm_constraint": 1e-3},
+}

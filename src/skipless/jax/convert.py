@@ -1,0 +1,512 @@
+"""A model of Flax NNX shaped in one line: convert(model, example, method) -> model, report.
+
+Shaped activations as modules of Flax NNX.
+
+What the modules of a model hold: activations and normalisation layers, found and replaced.
+
+Weights of Flax's layers, drawn anew in a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.nn.initializers import Initializer
+from jax.typing import ArrayLike
+
+from skipless.core import activations as core
+from skipless.core.activations import Activation
+from skipless.core.graph import Activation as ActivationNode
+from skipless.core.graph import Graph, Sum, inputs_of
+from skipless.core.network import Point
+from skipless.core.predict import approximations, predict
+from skipless.core.rescale import combined, in_residual_form, normalised
+from skipless.core.solution import TAT, Method, Solution
+from skipless.core.solve import solve
+
+from .activations import Function, Phi, Shaped, activation, in_float32, shaped
+from .init import delta_orthogonal, scaled_uniform_orthogonal, transposed_delta_orthogonal
+from .trace import UnsupportedModelError, trace
+
+
+class Constant(nnx.Variable[Array]):
+    """A number that `solve` found: part of the model's state, and not of what is trained."""
+
+
+class ShapedActivation(nnx.Module):
+    r"""φ̂, an activation between two affine maps, with its constants in the model's state.
+
+    $$\hat\varphi(x) = s_o \left(\varphi(s_i\, x + b_i) + b_o\right)$$
+
+    φ is a name, an `Activation` of `core`, or a function of arrays. The constants are `Constant`s:
+    saved, restored, split and merged with the model, but left alone by whatever takes `nnx.Param`.
+    Half precision is computed in float32 and rounded once.
+
+    >>> half = ShapedActivation("tanh", 0.5, 0.0, 0.5, 1.0)
+    >>> bool(jnp.allclose(half(0.3), activation("sigmoid")(0.3)))
+    True
+    >>> sorted(nnx.to_pure_dict(nnx.state(half, Constant)))
+    ['input_scale', 'input_shift', 'output_scale', 'output_shift']
+    """
+
+    def __init__(
+        self,
+        phi: str | core.Activation | Function,
+        input_scale: float = 1.0,
+        input_shift: float = 0.0,
+        output_scale: float = 1.0,
+        output_shift: float = 0.0,
+    ) -> None:
+        function = activation(phi) if isinstance(phi, str | core.Activation) else phi
+        self._hold(Shaped(function, input_scale, input_shift, output_scale, output_shift))
+
+    @staticmethod
+    def from_solution(solution: Solution, function: Function | None = None) -> ShapedActivation:
+        """The φ̂ of `solution`, which is a `TReLU` if it has but a slope and an output scale.
+
+        `function` is φ in arrays, to be given if φ is an `Activation` of the user's own.
+
+        >>> from skipless import Graph, solve
+        >>> type(ShapedActivation.from_solution(solve(Graph.chain(50)))).__name__
+        'TReLU'
+        """
+        phi = shaped(solution, function)
+        moved = phi.constants | {"output_scale": 1.0} != Shaped(phi.function).constants
+        if moved or (slope := _slope(phi.function)) is None:
+            return ShapedActivation(phi.function, **phi.constants)
+        return TReLU(slope, phi.output_scale)
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """The numbers that define φ̂, by the names of their variables."""
+        held = {name: value for name, value in vars(self).items() if isinstance(value, Constant)}
+        return {name: float(value[...]) for name, value in held.items()}
+
+    def __call__(self, x: ArrayLike) -> Array:
+        array = jnp.asarray(x)
+        floating = jnp.issubdtype(array.dtype, jnp.floating)
+        return in_float32(self._between, array if floating else array.astype(float))
+
+    def _between(self, x: Array) -> Array:
+        x = self._function(x * self._number("input_scale", x) + self._number("input_shift", x))
+        return (x + self._number("output_shift", x)) * self._number("output_scale", x)
+
+    def _function(self, x: Array) -> Array:
+        if "negative_slope" in vars(self):  # which may have come with another state
+            return jnp.where(x > 0.0, x, self._number("negative_slope", x) * x)
+        return self.function(x)
+
+    def _number(self, name: str, x: Array) -> Array:
+        return getattr(self, name)[...].astype(x.dtype)
+
+    def _hold(self, phi: Shaped, names: Sequence[str] | None = None) -> None:
+        self.function = phi.function
+        slope = _slope(phi.function)
+        numbers = phi.constants if slope is None else {"negative_slope": slope} | phi.constants
+        for name in numbers if names is None else names:
+            setattr(self, name, Constant(jnp.asarray(numbers[name], float)))
+
+
+class TReLU(ShapedActivation):
+    r"""γ φ_α(x), the leaky ReLU of slope α below zero whose Q map is the identity (eq. 11).
+
+    $$\gamma\,(\max(x, 0) + \alpha \min(x, 0)), \qquad \gamma = \sqrt{2 / (1 + \alpha^2)}$$
+
+    >>> round(TReLU(negative_slope=0.0).constants["output_scale"], 5)  # ReLU needs γ² = 2
+    1.41421
+    """
+
+    def __init__(self, negative_slope: float, output_scale: float | None = None) -> None:
+        if output_scale is None:
+            output_scale = math.sqrt(2.0 / (1.0 + negative_slope**2))
+        phi = activation(core.leaky_relu(negative_slope))
+        self._hold(Shaped(phi, output_scale=output_scale), ("negative_slope", "output_scale"))
+
+    def _between(self, x: Array) -> Array:
+        return self._function(x) * self._number("output_scale", x)
+
+
+def _slope(function: Function) -> float | None:
+    if isinstance(function, Phi) and function.name == "leaky_relu":
+        return function.parameter
+    return None
+
+
+_Normalisation = nnx.BatchNorm | nnx.LayerNorm | nnx.RMSNorm | nnx.GroupNorm | nnx.InstanceNorm
+# Evenly spaced, so that second differences tell what bends; and the same with another second half.
+_PROBE = np.linspace(-4.0, 4.0, 18, dtype=np.float32)
+_OTHER = np.where(np.arange(18) < 9, _PROBE, np.float32(0.3))
+_BEND = 1e-3
+
+
+class Identity(nnx.Module):
+    """What stands where a normalisation layer stood: its input, whatever else it is given."""
+
+    def __call__(self, x: Array, *_: object, **__: object) -> Array:
+        return x
+
+
+class Held(nnx.Module):
+    """A place where an activation was held, and may be tried out."""
+
+    function: Function
+
+    def __init__(self) -> None:
+        self.function = jnp.tanh
+
+    def __call__(self, x: Array) -> Array:
+        return self.function(x)
+
+
+def is_normalisation(value: object) -> bool:
+    return isinstance(value, _Normalisation)
+
+
+def is_activation(value: object) -> bool:
+    """Whether `value` is a function of one array that acts on each number, and is not affine."""
+    if isinstance(value, nnx.Module):
+        return isinstance(value, ShapedActivation | nnx.PReLU)
+    if not callable(value) or isinstance(value, type):
+        return False
+    try:
+        found = [value(jnp.asarray(points)) for points in (_PROBE, _OTHER)]
+    except Exception:  # it is for other arguments, whatever it is
+        return False
+    if not all(isinstance(y, Array) and y.shape == _PROBE.shape for y in found):
+        return False
+    whole, half = (np.asarray(y, float)[: len(_PROBE) // 2] for y in found)
+    # What acts on each number by itself does not care for the others.
+    return np.allclose(whole, half, rtol=1e-5, atol=1e-6) and bool(
+        np.abs(np.diff(np.asarray(found[0], float), n=2)).max() > _BEND
+    )
+
+
+def replace(
+    model: nnx.Module, chosen: Callable[[object], bool], build: Callable[[], nnx.Module]
+) -> list[str]:
+    """Names of the places in `model` where what was `chosen` is now something new."""
+    names: list[str] = []
+    # Most layers hold the same few functions. They are kept, for ids are those of what is alive.
+    answers: dict[int, tuple[bool, object]] = {}
+
+    def is_chosen(value: object) -> bool:
+        if id(value) not in answers:
+            answers[id(value)] = chosen(value), value
+        return answers[id(value)][0]
+
+    def mapped(value: object, name: str) -> object:
+        if type(value) is tuple or type(value) is list:
+            return type(value)(mapped(v, f"{name}.{i}") for i, v in enumerate(value))
+        if type(value) is dict:
+            return {key: mapped(v, f"{name}.{key}") for key, v in value.items()}
+        if not is_chosen(value):
+            return value
+        names.append(name)
+        return build()
+
+    for path, module in list(nnx.iter_modules(model)):
+        for attribute, value in list(vars(module).items()):
+            found = len(names)
+            new = mapped(value, ".".join(map(str, (*path, attribute))))
+            if len(names) > found:
+                setattr(module, attribute, nnx.data(new))
+    return names
+
+
+_Convolution = nnx.Conv | nnx.ConvTranspose
+_Layer = nnx.Linear | nnx.LinearGeneral | nnx.Einsum | _Convolution
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Names of the parameters left as they were, and of layers that were given biases."""
+
+    untouched: tuple[str, ...]
+    given_biases: tuple[str, ...]
+
+
+def draw(model: nnx.Module, solution: Solution, rngs: nnx.Rngs, *, add_biases: bool) -> Drawn:
+    """What was not drawn, and what was added, after drawing all else in place.
+
+    Dense layers get weights by `scaled_uniform_orthogonal`, convolutions by `delta_orthogonal`,
+    with the gain `sigma_w` of `solution`; biases are normal with its `sigma_b`. Layers without
+    biases are given some if `add_biases` says so. A parameter that several layers share is drawn
+    once. Layers that were made many at once, by `nnx.vmap`, are drawn one by one.
+
+    >>> from skipless import Graph, solve
+    >>> model = nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.PReLU())
+    >>> draw(model, solve(Graph.chain(50)), nnx.Rngs(0), add_biases=False).untouched
+    ('layers.1.negative_slope',)
+    """
+    done: set[int] = set()
+    given: list[str] = []
+    for path, layer in nnx.iter_modules(model):
+        if not isinstance(layer, _Layer) or (rule := _rule(layer, solution.sigma_w)) is None:
+            continue
+        if id(layer.kernel) not in done:
+            _draw_weights(layer.kernel, rule, rngs)
+        if add_biases and layer.bias is None and not isinstance(layer, nnx.Einsum):
+            layer.bias = nnx.Param(jnp.zeros(_bias_shape(layer, rule), layer.param_dtype))
+            layer.use_bias = True
+            given.append(_name(path))
+        if layer.bias is not None and id(layer.bias) not in done:
+            old, sigma = layer.bias[...], solution.sigma_b
+            normal = jax.nn.initializers.normal(sigma) if sigma else jax.nn.initializers.zeros
+            _put(layer.bias, normal(rngs.params(), old.shape, old.dtype))
+        done.update((id(layer.kernel), id(layer.bias)))
+    variables = nnx.iter_graph(model)
+    untouched = [
+        _name(path) for path, v in variables if isinstance(v, nnx.Param) and id(v) not in done
+    ]
+    return Drawn(tuple(untouched), tuple(given))
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How a kernel is drawn: an initialiser for its last `axes` axes; those before are copies."""
+
+    init: Initializer
+    axes: int
+
+
+def _rule(layer: _Layer, gain: float) -> _Rule | None:
+    match layer:
+        case nnx.Linear():
+            return _Rule(scaled_uniform_orthogonal(gain), 2)
+        case nnx.LinearGeneral():
+            k, m = len(layer.in_features), len(layer.out_features)
+            ins, outs = range(-k - m, -m), range(-m, 0)
+            return _Rule(scaled_uniform_orthogonal(gain, tuple(ins), tuple(outs)), k + m)
+        case nnx.Einsum():
+            return _einsum_rule(layer, gain)
+        case nnx.Conv():
+            _refuse_gaps(layer, layer.mask, layer.input_dilation)
+            causal = layer.padding == "CAUSAL"
+            init = delta_orthogonal(
+                gain,
+                feature_group_count=layer.feature_group_count,
+                tap=[size - 1 for size in layer.kernel_size] if causal else None,
+            )
+            return _Rule(init, len(layer.kernel_size) + 2)
+        case _:
+            _refuse_gaps(layer, layer.mask, layer.kernel_dilation)
+            turned = layer.transpose_kernel
+            init = transposed_delta_orthogonal(
+                1 if layer.strides is None else layer.strides,
+                gain,
+                *((-1, -2) if turned else (-2, -1)),
+                transpose_kernel=turned,
+            )
+            return _Rule(init, len(layer.kernel_size) + 2)
+
+
+def _einsum_rule(layer: nnx.Einsum, gain: float) -> _Rule | None:
+    """The rule for `inputs,kernel->outputs`; None where an axis of the kernel is in all three."""
+    equation = (layer.einsum_str or "").replace(" ", "")
+    sides, _, outputs = equation.partition("->")
+    inputs, _, kernel = sides.partition(",")
+    ins = tuple(i for i, letter in enumerate(kernel) if letter not in outputs)
+    outs = tuple(i for i, letter in enumerate(kernel) if letter not in inputs)
+    if not kernel.isalpha() or len(ins) + len(outs) != len(kernel) or not ins or not outs:
+        return None
+    from_end = [tuple(i - len(kernel) for i in axes) for axes in (ins, outs)]
+    return _Rule(scaled_uniform_orthogonal(gain, *from_end), len(kernel))
+
+
+def _draw_weights(kernel: nnx.Param[Array], rule: _Rule, rngs: nnx.Rngs) -> None:
+    old = kernel[...]
+    copies, shape = old.shape[: old.ndim - rule.axes], old.shape[old.ndim - rule.axes :]
+    draw_one = lambda key: rule.init(key, shape, old.dtype)
+    if not copies:  # as almost always: then JAX compiles once for all layers of this shape
+        return _put(kernel, draw_one(rngs.params()))
+    drawn = jax.vmap(draw_one)(jax.random.split(rngs.params(), math.prod(copies)))
+    _put(kernel, drawn.reshape(old.shape))
+
+
+def _put(variable: nnx.Param[Array], value: Array) -> None:
+    variable[...] = jax.device_put(value, variable[...].sharding)
+
+
+def _bias_shape(layer: nnx.Linear | nnx.LinearGeneral | _Convolution, rule: _Rule) -> list[int]:
+    features = layer.out_features
+    copies = layer.kernel[...].shape[: layer.kernel[...].ndim - rule.axes]
+    return [*copies, *([features] if isinstance(features, int) else features)]
+
+
+def _refuse_gaps(layer: _Convolution, mask: object, dilation: object) -> None:
+    spread = [dilation] if isinstance(dilation, int) else list(dilation or ())  # pyright: ignore
+    if mask is not None or any(step != 1 for step in spread):
+        raise ValueError(
+            f"{type(layer).__name__} with kernel {layer.kernel_size} has a mask, or holes between "
+            "the locations that it reaches, where q would be 0. Build it without mask and dilation."
+        )
+
+
+def _name(path: tuple[object, ...]) -> str:
+    return ".".join(map(str, path))
+
+
+Model = TypeVar("Model", bound=nnx.Module)
+
+_UNIT = 1e-3  # how far the squares of a sum's weights may add up to other than 1
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What was changed, the solution, and the predicted q and c values; `print` shows it.
+
+    `predicted` has a point for every node of `graph`, for two inputs of q value 1 that are
+    orthogonal. `shaped`, `removed` and `given_biases` name places in the model; `approximate` lists
+    where the theory holds only roughly, `untouched` the parameters that were not drawn anew.
+    """
+
+    method: Method
+    solution: Solution
+    graph: Graph
+    predicted: tuple[Point, ...]
+    shaped: tuple[str, ...]
+    removed: tuple[str, ...]
+    given_biases: tuple[str, ...]
+    approximate: tuple[str, ...]
+    untouched: tuple[str, ...]
+
+    def __str__(self) -> str:
+        used = {k: f"{v:.8g}" for k, v in self.solution.parameters.items() if v is not None}
+        last = self.predicted[-1]
+        lists = {
+            "Activations shaped": self.shaped,
+            "Normalisation removed": self.removed,
+            "Biases added": self.given_biases,
+            "The theory only approximates": self.approximate,
+            "Parameters left as they were": self.untouched,
+        }
+        return "\n".join(
+            [
+                f"{self.graph!r}, shaped by {self.method}",
+                f"{self.solution.activation}: {', '.join(f'{k} = {v}' for k, v in used.items())}",
+                f"At the output, orthogonal inputs have q = {last.q:.4f} and c = {last.c:.4f}.",
+                *(f"{what}: {', '.join(where)}" for what, where in lists.items() if where),
+            ]
+        )
+
+
+def convert(
+    model: Model,
+    example: ArrayLike,
+    method: Method = TAT(),  # noqa: B008 - frozen, so that sharing it is safe
+    *,
+    rngs: nnx.Rngs,
+    activation: str | Activation = "leaky_relu",
+    function: Function | None = None,
+    clamp: bool = False,
+) -> tuple[Model, ConversionReport]:
+    """A copy of `model`, shaped by `method`, and the account of what was done.
+
+    - Normalisation layers are replaced by `Identity`, and layers without biases are then given
+      some.
+    - Every activation that a module holds becomes the `ShapedActivation` that `solve` finds: a
+      `TReLU` under TAT, or the shaped `activation`.
+    - Weights of dense layers and convolutions are drawn anew from `rngs`.
+
+    Sums stay as they are written, and must be normalised: `w * x + sqrt(1 - w**2) * branch(x)`,
+    with the shortcut starting before an activation. A model with other sums, or with activations
+    that it does not hold, is refused with advice. `clamp` is for `solve`; `function` is φ in
+    arrays, where `activation` is an `Activation` of your own.
+    """
+    if not isinstance(model, nnx.Module):
+        found = f"the class {model.__name__}" if isinstance(model, type) else repr(model)
+        raise TypeError(
+            f"A model is converted, an nnx.Module that has been made; found {found}. Give one, as "
+            "in convert(Net(rngs=nnx.Rngs(0)), example)."
+        )
+    model = nnx.clone(model)
+    _demand_plain_weights(model)
+    removed = replace(model, is_normalisation, Identity)
+    held = replace(model, is_activation, Held)
+    _demand_all_held(_traced(model, example, lambda x: x), type(model).__name__)
+    graph = _traced(model, example, jnp.tanh)
+    _demand_normalised(graph)
+    graph = normalised(graph)  # in float64, that is
+    solution = solve(graph, method, activation, clamp=clamp)
+    replace(
+        model,
+        lambda value: isinstance(value, Held),
+        lambda: ShapedActivation.from_solution(solution, function),
+    )
+    drawn = draw(model, solution, rngs, add_biases=bool(removed))
+    return model, ConversionReport(
+        method,
+        solution,
+        graph,
+        predict(graph, solution),
+        tuple(held),
+        tuple(removed),
+        drawn.given_biases,
+        tuple(approximations(graph)),
+        drawn.untouched,
+    )
+
+
+def _demand_plain_weights(model: nnx.Module) -> None:
+    for path, module in nnx.iter_modules(model):
+        if isinstance(module, nnx.WeightNorm | nnx.SpectralNorm):
+            raise UnsupportedModelError(
+                f"{'.'.join(map(str, path))} computes weights by {type(module).__name__}, which "
+                "would undo how they are drawn. Build the model with the layer inside alone."
+            )
+
+
+def _traced(model: nnx.Module, example: ArrayLike, function: Function) -> Graph:
+    """The graph of `model` in evaluation mode, with `function` wherever it holds an activation."""
+    probe = nnx.clone(model)
+    probe.eval()
+    for _, module in nnx.iter_modules(probe):
+        if isinstance(module, Held):
+            module.function = function
+    return trace(probe, example)
+
+
+def _demand_all_held(graph: Graph, name: str) -> None:
+    """Refuse `graph`, in which all held activations are the identity, if it has others."""
+    nodes = [graph.nodes[i] for i in sorted(graph.live)]
+    left = [node.origin for node in nodes if isinstance(node, ActivationNode)]
+    if left:
+        places = ", ".join(dict.fromkeys(filter(None, left)))
+        raise UnsupportedModelError(
+            f"{name} was to be converted, but {len(left)} of its activations are written in "
+            f"__call__ rather than held by a module{places and f' ({places})'}, and cannot be "
+            "replaced. Let __init__ keep them, as in self.activation = nnx.relu, and __call__ use "
+            "self.activation(x)."
+        )
+
+
+def _demand_normalised(graph: Graph) -> None:
+    if in_residual_form(graph) != graph:
+        raise UnsupportedModelError(
+            "A shortcut starts behind an activation and ends before the next one, as in "
+            "activation(x + branch(x)), where q values grow from block to block. Let shortcuts "
+            "start before activations: w * x + sqrt(1 - w**2) * branch(activation(x))."
+        )
+    parts: list[dict[int, float]] = []
+    for index, node in enumerate(graph.nodes):
+        terms = zip((parts[i] for i in inputs_of(node)), getattr(node, "weights", ()), strict=False)
+        parts.append(combined(terms) if isinstance(node, Sum) else {index: 1.0})
+    live = [graph.nodes[index] for index in sorted(graph.live)]
+    # A sum of sums is one, which counts where something else reads it, or where the model ends.
+    read = [i for node in live if not isinstance(node, Sum) for i in inputs_of(node)]
+    for i in (*read, graph.output):
+        total = math.fsum(part**2 for part in parts[i].values())
+        if abs(total - 1.0) > _UNIT:
+            raise UnsupportedModelError(
+                f"The squares of the weights of the sum at {graph.nodes[i].origin or i} add up "
+                f"to {total:.4g}, and the theory asks for 1. Write shortcuts as "
+                "w * x + sqrt(1 - w**2) * branch(x), and divide a sum of n terms by sqrt(n)."
+            )

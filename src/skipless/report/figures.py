@@ -1,0 +1,149 @@
+"""The figure of C maps: one layer, the whole network, and layer by layer.
+
+An empty figure for a file, or an error that says what is wrong with the file or missing.
+
+The figure of kernel approximation error: measured q or c values beside the predicted ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = (".png", ".svg")
+
+
+def demand_figure_path(path: Path) -> None:
+    """Raise if no figure can be written to `path`; long computations ask this first."""
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(
+            f"A figure was asked for as {path.name!r}, but it is written as PNG or SVG. "
+            "Give a name that ends in .png or .svg."
+        )
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"There is no folder {path.parent}. Make it first: mkdir -p {path.parent}"
+        )
+    _matplotlib_figure()
+
+
+def empty_figure(path: Path, width: float, height: float) -> Figure:
+    """A figure of so many inches, to be written to `path`, a PNG or SVG file."""
+    demand_figure_path(path)
+    return _matplotlib_figure()(figsize=(width, height), layout="constrained")
+
+
+def _matplotlib_figure() -> type[Figure]:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "Drawing needs matplotlib, which is not installed: pip install 'skipless[plot]'"
+        ) from None
+    return Figure
+
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CMapCurve:
+    """One method's maps on the grid `c`, and the c values of the layers from c = 0 on."""
+
+    label: str
+    c: Array
+    local_map: Array
+    global_map: Array
+    layers: Array
+
+
+def draw_c_maps(curves: Sequence[CMapCurve], title: str, path: Path) -> Path:
+    """Draw the curves side by side into `path`, a PNG or SVG file, and return it."""
+    figure = empty_figure(path, 12.0, 4.3)
+    local, whole, layers = figure.subplots(1, 3)
+    styles = ("-", "--", "-.", ":")
+    for number, curve in enumerate(curves):
+        style = {"linestyle": styles[number % len(styles)], "linewidth": 1.8}
+        local.plot(curve.c, curve.local_map, label=curve.label, **style)
+        whole.plot(curve.c, curve.global_map, label=curve.label, **style)
+        layers.plot(np.arange(curve.layers.size), curve.layers, label=curve.label, **style)
+    for axes, name in ((local, "one layer: C(c)"), (whole, "whole network: $C_f$(c)")):
+        axes.plot([-1, 1], [-1, 1], color="0.75", linewidth=0.8, zorder=0)
+        axes.set(title=name, xlabel="c of the inputs", ylabel="c of the outputs")
+        axes.set(xlim=(-1, 1), ylim=(-1.03, 1.03), aspect="equal")
+    layers.set(title="c value by layer, from c = 0", xlabel="activations passed", ylabel="c")
+    layers.set(ylim=(min(-0.03, *(float(np.min(k.layers)) for k in curves)), 1.03))
+    for axes in (local, whole, layers):
+        axes.grid(color="0.92")
+        axes.set_axisbelow(True)
+    handles, labels = layers.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(curves), frameon=False)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+_MOST_BARS = 20
+
+
+@dataclass(frozen=True)
+class KernelCurve:
+    """Measured values layer by layer; `bar` is half the length of the vertical line at each."""
+
+    label: str
+    mean: Array
+    bar: Array
+
+
+@dataclass(frozen=True)
+class KernelPanel:
+    """Curves of one network at several widths, and the prediction for all of them."""
+
+    title: str
+    ylabel: str
+    predicted: Array
+    curves: tuple[KernelCurve, ...]
+
+
+def draw_kernels(panels: Sequence[KernelPanel], title: str, path: Path, columns: int = 2) -> Path:
+    """Draw the panels in rows of `columns` into `path`, a PNG or SVG file, and return it."""
+    rows = math.ceil(len(panels) / columns)
+    figure = empty_figure(path, 5.2 * columns, 0.9 + 3.3 * rows)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for panel, own in zip(panels, axes.flat, strict=False):
+        for number, curve in enumerate(panel.curves):
+            layers = np.arange(curve.mean.size)
+            # Bars at every layer would cover the lines; those of several curves stand apart.
+            step = max(1, layers.size // _MOST_BARS)
+            some = slice(min(number * step // len(panel.curves), layers.size - 1), None, step)
+            (line,) = own.plot(layers, curve.mean, label=curve.label, linewidth=1.5)
+            own.errorbar(
+                layers[some],
+                curve.mean[some],
+                yerr=curve.bar[some],
+                color=line.get_color(),
+                linestyle="none",
+                elinewidth=0.9,
+                capsize=2,
+            )
+        own.plot(panel.predicted, "--", color="black", linewidth=1.5, label="predicted")
+        own.set(title=panel.title, xlabel="layer", ylabel=panel.ylabel)
+        own.xaxis.get_major_locator().set_params(integer=True)
+        own.grid(color="0.92")
+        own.set_axisbelow(True)
+    for unused in axes.flat[len(panels) :]:
+        unused.set_axis_off()
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+    return path

@@ -1,0 +1,158 @@
+"""Three networks of 50 layers on 8x8 digits: what `make demo` trains and shows.
+
+    python -m skipless.runs.demo out
+
+About three minutes on two cores. A network without shortcuts and normalisation, with ReLU on the
+edge of chaos and with TReLU, beside the ResNet with BatchNorm that it is made from. Each is trained
+with every learning rate of one grid, and its best run is shown.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from skipless.record import RUN, Record
+from skipless.report.comparison import Comparison, Contestant, conclusion, results_table, write_page
+from skipless.train.data import load_data
+
+from .configuration import Configuration
+from .kernels import network_curve
+from .search import trained
+
+RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+BASE = Configuration(
+    model="resnet50",
+    width=0.125,
+    epochs=20,
+    label_smoothing=0.0,
+    threads=1,
+    log_every=5,
+    checkpoint_every=10**9,  # at the end only
+    keep=1,
+)
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is compared, and how it is introduced."""
+
+    label: str
+    description: str
+    configuration: Configuration
+
+
+NETWORKS = (
+    Network(
+        "Vanilla with ReLU",
+        "ResNet-50 with every shortcut and every normalisation layer taken out, and its weights "
+        "drawn on the edge of chaos, the best that was known for ReLU.",
+        replace(BASE, shortcut_weight=0.0, method="eoc"),
+    ),
+    Network(
+        "Vanilla with TReLU",
+        "The same network, but its ReLUs have a slope below zero, which skipless has solved for.",
+        replace(BASE, shortcut_weight=0.0, method="tat", eta=0.9),
+    ),
+    Network(
+        "ResNet with BatchNorm",
+        "The usual ResNet-50, with shortcuts and batch normalisation. Normalisation depends on the "
+        "batch, so that no C map describes it.",
+        BASE,
+    ),
+)
+
+INTRODUCTION = (
+    "Deep networks are thought to need shortcut connections and normalisation layers. Without "
+    "them, a network of 50 layers takes any two images to almost the same output, and cannot "
+    "learn to tell them apart. skipless gives the activation function a slope below zero, just "
+    "large enough that it can."
+)
+
+
+def main(
+    folder: Path, networks: Sequence[Network] = NETWORKS, rates: Sequence[float] = RATES
+) -> Path:
+    """The page, after all networks were trained and the table was printed."""
+    runs = folder / "demo"
+    for old in runs.glob(f"*/{RUN}"):  # of an earlier demo, and nothing else
+        shutil.rmtree(old.parent)
+    grid = {_run(n, rate): replace(n.configuration, lr=rate) for n in networks for rate in rates}
+    print(  # noqa: T201
+        f"Training {len(networks)} networks of about 50 layers on handwritten digits, each with "
+        f"{len(rates)} learning rates: {len(grid)} runs."
+    )
+    started = time.perf_counter()
+    records = trained(grid, runs)
+    by_network = {n: {rate: records[_run(n, rate)] for rate in rates} for n in networks}
+    comparison = _comparison(by_network, time.perf_counter() - started)
+    print("", results_table(comparison), "", conclusion(comparison), sep="\n")  # noqa: T201
+    page = write_page(folder / "demo.html", comparison)
+    print(f"\nWhy this is so, in pictures: open {page.resolve()} in a browser.")  # noqa: T201
+    return page
+
+
+def _run(network: Network, rate: float) -> str:
+    return f"{network.label}, rate {rate:g}"
+
+
+def _comparison(records: Mapping[Network, Mapping[float, Record]], seconds: float) -> Comparison:
+    network, runs = next(iter(records.items()))
+    rates, some = list(runs), next(iter(runs.values()))
+    given, versions, machine = network.configuration, some.run["versions"], some.run["machine"]
+    assert isinstance(versions, dict)
+    assert isinstance(machine, dict)
+    return Comparison(
+        "A 50-layer network without shortcuts",
+        INTRODUCTION,
+        [_contestant(own, by_rate) for own, by_rate in records.items()],
+        len(load_data(given.data).validation),
+        {
+            "Data": "1,797 handwritten digits of 8x8 pixels, from scikit-learn",
+            "Training": f"{given.epochs} epochs, batches of {given.batch_size}, SGD with momentum "
+            f"0.9, {given.schedule} schedule; seed {given.seed}",
+            "Learning rates": ", ".join(f"{rate:g}" for rate in rates) + ", for every network",
+            "Time": f"{seconds:.0f} s for all runs, on {machine['cores']} cores",
+            "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+            "Date": str(some.run["started"]),
+            "Again": "make demo",
+        },
+    )
+
+
+def _contestant(network: Network, runs: Mapping[float, Record]) -> Contestant:
+    given = network.configuration
+    grid = {rate: _final(record, given.epochs) for rate, record in runs.items()}
+    best = max(runs, key=lambda rate: -1.0 if math.isnan(grid[rate]) else grid[rate])
+    record = runs[best]
+    return Contestant(
+        network.label,
+        network.description,
+        given.shortcut_weight is None,
+        given.shortcut_weight is None,
+        int(str(record.run["parameters"])),
+        network_curve(given),
+        record,
+        grid,
+        next(reversed(record.series("train", "seconds")[1]), math.nan),
+    )
+
+
+def _final(record: Record, all_epochs: int) -> float:
+    """The last validation accuracy, or NaN for a run that did not come to its end."""
+    epochs, accuracies = (record.series("validation", name)[1] for name in ("epoch", "top1"))
+    return accuracies[-1] if epochs and epochs[-1] == all_epochs else math.nan
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1] if len(sys.argv) > 1 else "out")
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        main(target)
+    except (KeyboardInterrupt, InterruptedError):
+        sys.exit("demo: stopped")

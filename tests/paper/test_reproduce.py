@@ -1,0 +1,379 @@
+"""Items that were run: their results, sections and charts, and the page of all of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skipless.paper import reproduce, results_page
+from skipless.paper.item import (
+    Cell,
+    Claim,
+    Fit,
+    Item,
+    Results,
+    Series,
+    Summary,
+    Trial,
+    Value,
+    accuracy_curves,
+    by_column,
+    panels,
+)
+from skipless.paper.items import ITEMS
+from skipless.paper.reproduce import Wish, item_charts, reported, reproduced, section, sections_of
+from skipless.runs.outcome import Outcome, TrainingCurve, ValidationCurve
+from skipless.runs.search import Place
+
+ROOT = Path(__file__).parents[2]
+MACHINE = {"system": "Linux", "cores": 2}
+
+
+def outcome(top1: float | None, started: str = "2026-01-02", seconds: float = 30.0) -> Outcome:
+    """A run of two epochs with a loss of 2, then 1."""
+    return Outcome(
+        diverged=top1 is None,
+        top1=top1,
+        train_loss=1.0,
+        train_accuracy=top1,
+        seconds=seconds,
+        parameters=5,
+        validation=ValidationCurve([1.0, 2.0], [0.2, top1 or 0.1], [15.0, 30.0]),
+        training=TrainingCurve([1.0, 2.0], [2.0, 1.0], [0.3, 0.4], [15.0, 30.0]),
+        started=started,
+        machine=dict(MACHINE),
+        versions={"torch": "2.13.0"},
+    )
+
+
+def trials(row: str, column: str, values: Sequence[float | None]) -> tuple[Trial, ...]:
+    return tuple(
+        Trial(row, column, {"lr": 0.1}, seed, outcome(top1)) for seed, top1 in enumerate(values)
+    )
+
+
+DEPTHS = Results(
+    "figure1",
+    "cpu",
+    {
+        "started": "2026-01-02",
+        "machines": [MACHINE],
+        "versions": [{"torch": "2.13.0"}],
+        "seconds": 240,
+    },
+    (
+        *trials("TAT", "50", [0.80, 0.82]),
+        *trials("TAT", "200", [0.79, 0.81]),
+        *trials("EOC", "50", [0.70, 0.70]),
+        *trials("EOC", "200", [None, 0.30]),
+    ),
+)
+
+
+def test_the_table_has_ours_and_the_papers_at_their_places():
+    found = section(ITEMS["figure1"], DEPTHS)
+    assert found.header == ["ours (paper)", "50", "101", "152", "200"]
+    assert found.rows == [
+        ["EOC", "70.0 ± 0.0 (72.6)", "– (71.8)", "–", "diverged"],
+        ["TAT", "81.0 ± 1.0 (74.6)", "– (74.2)", "–", "80.0 ± 1.0"],
+    ]
+    assert [verdict.word for verdict in found.verdicts] == ["holds", "holds", "holds"]
+
+
+def test_the_facts_say_where_the_results_come_from():
+    assert section(ITEMS["figure1"], DEPTHS).facts == {
+        "Scale": "cpu",
+        "Runs": "8, of which 1 diverged",
+        "Started": "2026-01-02",
+        "Time": "4 minutes of training, all runs together",
+        "Machine": "Linux, 2 cores",
+        "Versions": "torch 2.13.0",
+        "Again": "skipless reproduce figure1 --scale cpu",
+    }
+
+
+def test_a_table_of_computed_numbers_has_what_they_should_be():
+    values = (Value("DKS", "Q(1)", 1.0000000001, 1.0), Value("DKS", "C_f(0)", 0.25))
+    found = section(ITEMS["table1"], Results("table1", "cpu", {"seconds": 5}, values=values))
+    assert found.rows == [["DKS", "Q(1)", "1", "1"], ["DKS", "C_f(0)", "0.25", ""]]
+    assert found.facts["Time"] == "5 s"
+
+
+def test_what_all_trials_say_of_the_machine_is_said_once():
+    late, early = outcome(0.5, "2026-01-03", 10.0), outcome(0.5, "2026-01-01", 5.4)
+    runs = ITEMS["figure1"].runs("cpu")[:2]
+    done = list(zip(runs, (late, early), strict=True))
+    found = reproduce.collected(ITEMS["figure1"], "cpu", done, Wish(3, {"device": "cpu"}))
+    assert found.origin == {
+        "started": "2026-01-01",
+        "machines": [MACHINE],
+        "versions": [{"torch": "2.13.0"}],
+        "data": ["fashion-mnist, 2,560 images of 7 x 7"],
+        "given": {"device": "cpu", "seeds": 3},
+        "seconds": 15,
+    }
+    assert found.trials[0].chosen == runs[0].chosen
+    again = section(ITEMS["figure1"], found).facts["Again"]
+    assert again == "skipless reproduce figure1 --scale cpu --device cpu --seeds 3"
+    assert [(t.outcome.machine, t.outcome.started) for t in found.trials] == [
+        ({}, "2026-01-03"),
+        ({}, "2026-01-01"),
+    ]
+
+
+def test_accuracies_are_drawn_over_their_columns_with_standard_errors():
+    chart = by_column(DEPTHS, ["TAT", "EOC"], ["50", "101", "200"], "depth")
+    tat, eoc = chart.lines
+    assert [x for x, _ in tat.points] == [50.0, 200.0]
+    assert [y for _, y in tat.points] == pytest.approx([81.0, 80.0])
+    assert tat.bars == pytest.approx([1.0, 1.0])  # 80 and 82: √2 over √2
+    assert (tat.value, eoc.value) == ("80.0%", "diverged")
+    assert math.isnan(eoc.points[1][1])
+    assert (chart.x.low, chart.x.high) == (50.0, 200.0)
+    assert "nan" not in chart.description
+
+
+def test_one_seed_has_no_error_bar_and_one_depth_has_an_axis():
+    found = Results("figure1", "cpu", {}, trials("TAT", "50", [0.8]))
+    chart = by_column(found, ["TAT"], ["50"], "depth")
+    assert [math.isnan(bar) for bar in chart.lines[0].bars] == [True]
+    assert chart.x.low < 50.0 < chart.x.high
+
+
+def test_curves_are_drawn_by_epoch_or_by_seconds_in_percent():
+    cells = {
+        "good": Summary(50.0, 0.0, {}, (outcome(0.5),)),
+        "bad": Summary(math.nan, math.nan, {}, (outcome(None),)),
+        "missing": None,
+    }
+    by_epoch, by_second = (accuracy_curves("t", cells, seconds=by) for by in (False, True))
+    assert list(by_epoch.lines[0].points) == [(1.0, 20.0), (2.0, 50.0)]
+    assert list(by_second.lines[0].points) == [(15.0, 20.0), (30.0, 50.0)]
+    assert [(line.label, line.value) for line in by_epoch.lines] == [
+        ("good", "50.0%"),
+        ("bad", "diverged"),
+    ]
+    assert [line.broken_off for line in by_epoch.lines] == [False, True]
+    assert (by_epoch.x.high, by_second.x.high) == (2.0, 30.0)
+
+
+def test_computed_lines_are_drawn_panel_by_panel():
+    lines = [
+        Series("one", "a", (0.0, 5.0), (0.1, 0.2), (0.01, 0.02)),
+        Series("two", "a", (1.0, 2.0), (0.3, 0.4)),
+        Series("one", "b", (0.0, 9.0), (0.5, 0.6)),
+    ]
+    one, two = panels(lines, "layer", "c", 0.0, 1.0)
+    assert (one.title, two.title) == ("one", "two")
+    assert [line.label for line in one.lines] == ["a", "b"]
+    assert [tuple(line.bars) for line in one.lines] == [(0.01, 0.02), ()]
+    assert list(two.lines[0].points) == [(1.0, 0.3), (2.0, 0.4)]
+    assert (one.x.low, one.x.high) == (0.0, 9.0)
+
+
+def test_a_page_of_its_own_has_losses_of_each_row_and_the_c_maps_of_its_networks():
+    run = {"model": "resnet18", "optimizer": "sgd", "shortcut_weight": 0.5}
+    item = Item(
+        "table2", "T", None, "", (),
+        (
+            Cell("ReLU", "w = 0.5", {**run, "method": "eoc"}),
+            Cell("ReLU", "w = 0", {**run, "method": "eoc", "shortcut_weight": 0.0}),
+            Cell("BatchNorm", "w = 0.5", {**run, "norm": "batch"}),
+            Cell("not run", "w = 0.5", run),
+        ),
+    )  # fmt: skip
+    own = (
+        *trials("ReLU", "w = 0.5", [0.5]),
+        *trials("ReLU", "w = 0", [None]),
+        *trials("BatchNorm", "w = 0.5", [0.5]),
+    )
+    relu, batch, maps = item_charts(item, Results("table2", "cpu", {}, own))
+    assert (relu.title, batch.title) == ("Training loss: ReLU", "Training loss: BatchNorm")
+    assert [list(line.points) for line in relu.lines] == [[(1.0, 2.0), (2.0, 1.0)]] * 2
+    assert [line.value for line in relu.lines] == ["1", "diverged"]
+    assert [line.broken_off for line in relu.lines] == [False, True]
+    with_shortcuts, without = maps.lines
+    assert with_shortcuts.label.endswith("resnet18, w = 0.5")
+    assert without.label.endswith("resnet18")
+
+    def at_zero(line):
+        return next(y for x, y in line.points if x == 0.0)
+
+    # Shortcuts keep unrelated inputs apart.
+    assert 0.0 < at_zero(with_shortcuts) < at_zero(without) < 1.0
+
+
+TINY = {
+    "model": "mlp:14", "width": 128.0, "optimizer": "sgd", "method": "tat", "batch_size": 2048,
+}  # fmt: skip
+KEPT = Item(
+    name="table2",
+    title="Table 2: tiny",
+    label=None,
+    introduction="",
+    claims=(Claim("It trains", lambda _: (True, "")),),
+    cells=(Cell("kept", "x", TINY, 50.0), Cell("left out", "x", TINY)),
+    fits={"smoke": Fit(keep=lambda cell: cell.row == "kept")},
+)
+
+
+def test_an_item_is_run_once_and_leaves_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(ITEMS, "table2", KEPT)
+    place = Place(tmp_path, workers=1)
+    told = reported(KEPT, "smoke", place, Wish(seeds=2))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "runs", "studies.db", "table2.html", "table2.jsonl",
+    }  # fmt: skip
+    found = Results.read(tmp_path / "table2.jsonl")
+    assert [(t.row, t.column, t.seed, t.chosen["lr"]) for t in found.trials] == [
+        ("kept", "x", 0, 0.001),
+        ("kept", "x", 1, 0.001),
+    ]
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    cell = found.cell("kept", "x")
+    assert cell is not None
+    assert f"{cell} (50.0)" in told
+    assert "not run: It trains." in told
+    assert str(tmp_path / "table2.html") in told
+    page = (tmp_path / "table2.html").read_text(encoding="utf-8")
+    assert "Training loss: kept" in page
+    assert "From input to output" in page
+    assert reproduced(KEPT, "smoke", place, Wish(seeds=2)) == found
+
+
+def test_other_processes_of_torchrun_tell_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reproduce, "reproduced", lambda *_: DEPTHS)
+    monkeypatch.setenv("RANK", "1")
+    assert reported(ITEMS["figure1"], "cpu", Place(tmp_path)) == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_charts_of_an_item_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reproduce, "reproduced", lambda *_: DEPTHS)
+    monkeypatch.setattr(reproduce, "_with_curves", lambda _, own, __: own)
+    reported(ITEMS["figure1"], "cpu", Place(tmp_path))
+    drawing = (tmp_path / "figure1-1.svg").read_text(encoding="utf-8")
+    assert drawing.startswith("<svg")
+    assert Results.read(tmp_path / "figure1.jsonl") == DEPTHS
+
+
+def test_results_of_another_scale_are_not_written_over(tmp_path: Path):
+    DEPTHS.write(tmp_path / "figure1.jsonl")
+    with pytest.raises(FileExistsError, match="which holds some of the scale cpu"):
+        reported(ITEMS["figure1"], "smoke", Place(tmp_path))
+    assert Results.read(tmp_path / "figure1.jsonl") == DEPTHS
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_before_anything_is_computed(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        reported(ITEMS["figure4"], "cpu", Place(tmp_path / "file" / "x"))
+
+
+def test_results_of_one_item_can_be_shown_side_by_side(tmp_path: Path):
+    computed = Results("table1", "cpu", {"seconds": 1}, values=(Value("DKS", "Q(1)", 1.0, 1.0),))
+    paths = [computed.write(tmp_path / name / "table1.jsonl") for name in ("a", "b")]
+    assert [own.name for own in reproduce.pages_of(paths)] == ["table1", "table1-2"]
+
+
+def test_the_list_says_what_items_cost():
+    header, rows = reproduce.overview()
+    assert header == ["item", "what it shows", "smoke", "cpu", "full"]
+    assert [row[0] for row in rows] == list(ITEMS)
+    costs = {row[0]: row[2:] for row in rows}
+    assert costs["table1"] == ["computed", "computed, 1 min", "computed"]
+    # Table 8 at full scale: 18 cells, of 5 rates, 3 penalties, 2 dropout rates, 2 values of η.
+    assert costs["table8"][2] == f"1080 runs, {1080 * 90:,} epochs"
+    assert costs["table8"][0].startswith("18 runs")
+
+
+def written(folder: Path) -> list[Path]:
+    """Files of results, in an order that is not the paper's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values = (Value("DKS", "Q(1)", 1.0, 1.0),)
+    computed = Results("table1", "cpu", {"seconds": 5}, values=values)
+    return [found.write(folder / f"{found.item}.jsonl") for found in (computed, DEPTHS)]
+
+
+def test_sections_are_in_the_order_of_the_paper(tmp_path: Path):
+    assert [own.name for own in sections_of(written(tmp_path))] == ["figure1", "table1"]
+
+
+def test_results_of_an_unknown_item_are_refused(tmp_path: Path):
+    path = replace(DEPTHS, item="table99").write(tmp_path / "table99.jsonl")
+    with pytest.raises(
+        ValueError, match=r"'table99' .* no item of this version. The items are fig"
+    ):
+        sections_of([path])
+
+
+def test_the_page_its_charts_and_the_readme_are_written_from_the_results(tmp_path: Path):
+    written(tmp_path / "results" / "cpu")
+    images = tmp_path / "docs" / "images" / "results"
+    images.mkdir(parents=True)
+    (images / "gone-1.svg").touch()
+    marks = results_page.START, results_page.END
+    (tmp_path / "README.md").write_text(f"before\n{marks[0]}\nearlier\n{marks[1]}\nafter\n")
+    text = results_page.write(tmp_path).read_text(encoding="utf-8")
+    # Figure 1 has three that hold; of table 1, the conditions are met, and C_f(0) is not there.
+    assert "Of 5 claims, 4 hold and 0 do not; 1 were not run." in text
+    assert {path.name for path in images.iterdir()} == {"figure1-1.svg"}
+    shown = set(re.findall(r"\]\(images/results/([^)]*)\)", text))
+    assert shown == {"figure1-1.svg"}
+    before, table, after = re.split("<!-- results: .* -->", (tmp_path / "README.md").read_text())
+    assert (before, after) == ("before\n", "\nafter\n")
+    assert [line.split(" | ")[1] for line in table.splitlines()[3:]] == ["3 of 3", "1 of 2"]
+    assert "(docs/results.md#figure1)" in table
+    assert "earlier" not in table
+    again = (tmp_path / "README.md").read_text()
+    results_page.write(tmp_path)
+    assert (tmp_path / "README.md").read_text() == again
+
+
+def test_a_readme_without_its_marks_is_refused():
+    with pytest.raises(ValueError, match=r"README.md lacks the marks .* Put them back"):
+        results_page.with_table("nothing", "| table |\n")
+
+
+def test_the_committed_results_make_the_committed_pages_byte_for_byte():
+    text, charts, table = results_page.page(ROOT / results_page.RESULTS)
+    docs = ROOT / "docs"
+    images = docs / "images" / "results"
+    assert (docs / "results.md").read_bytes().decode() == text
+    assert {path.name: path.read_bytes().decode() for path in images.iterdir()} == charts
+    readme = (ROOT / "README.md").read_bytes().decode()
+    assert results_page.with_table(readme, table) == readme
+
+
+def test_the_committed_results_are_those_of_all_items_at_the_scale_cpu():
+    found = [Results.read(path) for path in sorted((ROOT / results_page.RESULTS).glob("*.jsonl"))]
+    assert {(own.item, own.scale) for own in found} == {(name, "cpu") for name in ITEMS}
+    for own in found:
+        assert own.origin["machines"]
+        assert own.origin["versions"]
+        assert own.origin["started"]
+
+
+@pytest.mark.parametrize(
+    ("item", "claim"),
+    [
+        ("table5", "At depth 101 with SGD, TAT beats EOC with (leaky) ReLU"),
+        ("figure1", "EOC falls with depth: it loses more than 10 points from 50 to 200"),
+        ("figure1", "At depth 200, TAT is within 2 points of its accuracy at depth 50"),
+        (
+            "table2",
+            "With w = 0.8 and TReLU, a ResNet without BatchNorm is not worse than the standard one",
+        ),
+        ("figure3", "K-FAC needs fewer epochs than SGD to the same training loss"),
+        ("figure4", "With gaussian weights, TReLU's error is smaller than DKS + SoftPlus's"),
+    ],
+)
+def test_what_the_paper_stands_on_holds_in_the_committed_results(item: str, claim: str):
+    found = Results.read(ROOT / results_page.RESULTS / f"{item}.jsonl")
+    own = next(own for own in ITEMS[item].claims if own.text == claim)
+    assert own.verdict(found).word == "holds"

@@ -1,0 +1,69 @@
+"""`make demo`, with less of everything, and its page in a browser."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from browser import chromium
+from skipless.models import create_model
+from skipless.record import Record
+from skipless.runs.demo import NETWORKS, RATES, main
+
+RATE = 0.003
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    networks = [
+        replace(n, configuration=replace(n.configuration, width=0.0625, epochs=1, batch_size=359))
+        for n in NETWORKS
+    ]
+    return main(tmp_path_factory.mktemp("out"), networks, rates=(RATE,))
+
+
+def test_every_network_is_trained_with_every_rate(page: Path) -> None:
+    for network in NETWORKS:
+        record = Record.read(page.parent / "demo" / f"{network.label}, rate {RATE:g}")
+        assert record.series("validation", "epoch")[1] == [1.0]
+
+
+def test_the_page_tells_of_all_of_them(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for network in NETWORKS:
+        assert network.label in text
+        assert network.description in text
+
+
+def test_a_browser_shows_the_page_without_complaint(page: Path) -> None:
+    with chromium() as browser:
+        browser.go(page)
+        assert browser.console() == []
+        sizes = browser.run(
+            "return [...document.querySelectorAll('figure svg.chart')]"
+            ".map(svg => svg.getBoundingClientRect()).map(box => [box.width, box.height])"
+        )
+    # C map, layer by layer, loss, accuracy, learning rates
+    assert len(sizes) == 5
+    assert min(size for pair in sizes for size in pair) > 150
+
+
+def test_the_networks_are_of_one_depth_and_only_the_resnet_has_shortcuts_and_norms() -> None:
+    built = [
+        create_model(
+            n.configuration.model,
+            in_channels=1,
+            num_classes=10,
+            input_size=8,
+            width=n.configuration.width,
+            shortcut_weight=n.configuration.shortcut_weight,
+        )
+        for n in NETWORKS
+    ]
+    assert {n.configuration.model for n in NETWORKS} == {"resnet50"}
+    norms = [sum("BatchNorm" in type(m).__name__ for m in net.modules()) for net in built]
+    assert norms[:2] == [0, 0]
+    assert norms[2] >= 48
+    rest = {replace(n.configuration, shortcut_weight=None, method=None, eta=None) for n in NETWORKS}
+    assert len(rest) == 1, "all else is equal"
+    assert min(RATES) < max(RATES) / 100

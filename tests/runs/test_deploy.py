@@ -1,0 +1,198 @@
+"""A report of a deployment says what its figures say, and the figures are those of the files."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from skipless.runs import deploy
+from skipless.runs.candidates import Candidate, candidate, peer
+from skipless.runs.deploy import (
+    FOLDED,
+    INT8,
+    ORIGINAL,
+    PEER,
+    Accuracy,
+    Deployment,
+    Figures,
+    Prepared,
+    accuracies,
+    deployment_section,
+)
+from skipless.train.arrays import ArraySplit
+from skipless.train.data import Data, load_data
+from skipless.train.images import ImageSplit
+
+MEBIBYTE = 2**20
+
+
+def figures(name: str, *, peak: int | None, latency: float, disk: int = MEBIBYTE) -> Figures:
+    return Figures(
+        name, 1000, {"Conv": 1}, disk, {1: latency}, 5000, peak, peak, best_order=peak is not None
+    )
+
+
+REPORTED = Deployment(
+    "net",
+    (3, 8, 8),
+    "bytes",
+    1,
+    {
+        ORIGINAL: figures("as it is", peak=3_000_000, latency=0.004),
+        FOLDED: figures("folded", peak=3_000_000, latency=0.002, disk=1500),
+        INT8: figures("INT8", peak=None, latency=0.001),
+        PEER: figures("peer", peak=4_000_000, latency=0.003),
+    },
+    (),
+    2e-6,
+    1.0,
+    {FOLDED: Accuracy(0.9, 1.0, 200), INT8: Accuracy(0.89, 0.95, 200)},
+    {},
+)
+
+
+def changed(kind: str, **to: object) -> Deployment:
+    figures = {**REPORTED.figures, kind: replace(REPORTED.figures[kind], **to)}
+    return replace(REPORTED, figures=figures)
+
+
+def rows(given: Deployment) -> dict[str, list[str]]:
+    return {label.strip(): cells for label, *cells in deployment_section(given).rows}
+
+
+def verdicts(given: Deployment) -> dict[str, bool | None]:
+    return {verdict.claim: verdict.holds for verdict in deployment_section(given).verdicts}
+
+
+def holds(given: Deployment, words: str) -> bool | None:
+    (found,) = (held for claim, held in verdicts(given).items() if words in claim)
+    return found
+
+
+def test_cells_are_the_figures_of_their_columns() -> None:
+    found = rows(REPORTED)
+    assert found["parameters"] == ["1,000"] * 4
+    assert found["peak activation memory"] == ["3 MB", "3 MB", "-", "4 MB"]
+    assert found["measured"] == ["3 MB", "3 MB", "-", "4 MB"]
+    assert found["latency, 1 thread"] == ["4 ms", "2 ms", "1 ms", "3 ms"]
+    assert found["times the folded one's"] == ["2.00", "1.00", "0.50", "1.50"]
+    assert found["size on disk"] == ["1.05 MB", "1.5 kB", "1.05 MB", "1.05 MB"]
+    assert found["top-1, 200 samples"] == ["-", "90.00%", "89.00%", "-"]
+    assert found["agrees with folded"] == ["-", "100.00%", "95.00%", "-"]
+
+
+def test_every_verdict_turns_with_what_it_is_about() -> None:
+    assert set(verdicts(REPORTED).values()) == {True}
+    off = changed(PEER, measured_peak_memory=4_050_000)
+    assert holds(off, "computed peak") is False
+    assert holds(changed(PEER, measured_peak_memory=4_030_000), "computed peak") is True
+    assert holds(changed(FOLDED, measured_peak_memory=2_900_000), "computed peak") is False
+    assert holds(changed(FOLDED, peak_memory=5_000_000), "less activation memory") is False
+    assert holds(replace(REPORTED, difference=2e-4), "gives what the network gives") is False
+    assert holds(replace(REPORTED, remaining=("2 reads 1 plus 3",)), "are folded") is False
+    worse = {**REPORTED.accuracy, INT8: Accuracy(0.885, 0.95, 200)}
+    assert holds(replace(REPORTED, accuracy=worse), "INT8 loses") is False
+
+
+def test_an_order_that_was_not_searched_is_told_of_whichever_file_it_is() -> None:
+    for kind in (FOLDED, PEER):
+        found = deployment_section(changed(kind, best_order=False)).verdicts
+        told = " ".join(verdict.evidence for verdict in found)
+        assert f"too many to search: {REPORTED.figures[kind].name}." in told
+    assert "search" not in " ".join(v.evidence for v in deployment_section(REPORTED).verdicts)
+
+
+def linear_file(path: Path, weights: np.ndarray) -> Path:
+    """A file whose answer is the place of the largest entry of x @ weights."""
+    value = lambda name, shape: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Flatten", ["x"], ["f"]),
+            helper.make_node("MatMul", ["f", "w"], ["y"]),
+        ],
+        "g",
+        [value("x", ["batch", 3, 1, 1])],
+        [value("y", ["batch", 3])],
+        [numpy_helper.from_array(weights.astype(np.float32), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, path)
+    return path
+
+
+def hot(places: list[int], labels: list[int]) -> ArraySplit:
+    images = torch.eye(3)[places][:, :, None, None].to(torch.uint8)
+    return ArraySplit(images, torch.tensor(labels), torch.zeros(3), torch.ones(3))
+
+
+def test_accuracy_is_against_labels_and_agreement_against_the_first_file(tmp_path: Path) -> None:
+    # The first file answers with the place of the one, the second swaps places 0 and 1.
+    swap = np.eye(3)[[1, 0, 2]]
+    paths = {
+        "first": linear_file(tmp_path / "a.onnx", np.eye(3)),
+        "second": linear_file(tmp_path / "b.onnx", swap),
+    }
+    split = hot([0, 1, 2, 2, 2], labels=[0, 0, 2, 2, 1])
+    data = Data("hot", 3, (3, 1, 1), split, split)
+    found = accuracies(paths, Prepared(data, None))
+    assert found["first"] == Accuracy(3 / 5, 1.0, 5)
+    assert found["second"] == Accuracy(3 / 5, 3 / 5, 5)
+    # With places rolled before they are read, the second file answers 0 -> 0, 1 -> 2, 2 -> 1.
+    rolled = accuracies(paths, Prepared(data, lambda images: images.roll(1, 1)))
+    assert rolled["second"].top1 == 2 / 5
+
+
+def test_calibration_is_on_training_samples_no_more_than_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deploy, "_CALIBRATION", 40)
+    train, validation = hot([0] * 90, labels=[0] * 90), hot([1] * 90, labels=[1] * 90)
+    batches = list(Prepared(Data("hot", 3, (3, 1, 1), train, validation), None).calibration())
+    assert sum(map(len, batches)) == 40
+    assert all((batch[:, 0] == 1.0).all() for batch in batches)
+
+
+def test_the_batch_norm_network_beside_has_the_same_classes_width_and_samples() -> None:
+    given = {"width": 1.0, "method": "tat", "eta": 0.6}
+    own = candidate("wide_resnet10", given, (4, 16, 8))
+    other = peer(own, None)
+    assert isinstance(other, Candidate)
+    shapes = [
+        {name: p.shape for name, p in c.model.named_parameters() if name.startswith("fc.weight")}
+        for c in (own, other)
+    ]
+    assert shapes[0] == shapes[1]
+    assert other.model(other.examples(2)).shape == own.model(own.examples(2)).shape == (2, 10)
+
+
+def test_a_network_normalised_per_location_reads_one_channel_more() -> None:
+    found = candidate("mlp:3", {"method": "eoc", "data": "digits", "normalize": "location"})
+    assert found.shape == (2, 8, 8)
+    assert found.model(found.examples(3)).shape == (3, 10)
+    assert found.preparation.endswith("then normalised per location")
+
+
+def test_the_mean_and_deviation_are_told_of_parts_of_data_and_of_image_files_too() -> None:
+    whole, part = (
+        candidate("mlp:3", {"method": "eoc", "data": "digits", **some}).preparation
+        for some in ({}, {"train_size": 100})
+    )
+    assert whole == part
+    assert "less the mean" in whole
+    split = ImageSplit(encoded=None, labels=np.zeros(1, np.int64))  # pyright: ignore
+    data = Data("imagefolder:x", 10, (3, 224, 224), split, split)
+    told = replace(candidate("mlp:3", {"method": "eoc"}), data=data).preparation
+    # 0.485, 0.456, 0.406 and 0.229, 0.224, 0.225, of bytes.
+    assert "mean 123.675, 116.28, 103.53, over the deviation 58.395, 57.12, 57.375" in told
+
+
+def test_samples_are_prepared_as_in_training() -> None:
+    from skipless.torch import normalize_per_sample
+
+    found = candidate("mlp:3", {"method": "eoc", "data": "digits"})
+    images, _ = load_data("digits").validation.load([0, 1, 2], None)
+    torch.testing.assert_close(found.examples(3), normalize_per_sample(images))

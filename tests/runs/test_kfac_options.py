@@ -1,0 +1,127 @@
+"""Every option of K-FAC reaches it, and what is usual is what the paper took."""
+
+import inspect
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import published
+from skipless.cli import main
+from skipless.optim import KFAC, PRESETS, KFACSettings
+from skipless.record import Record
+from skipless.runs.configuration import Configuration
+from skipless.runs.training import USUAL_RATES, assembled
+from skipless.train.process import Process
+
+TINY = {"model": "mlp:14", "width": 8, "optimizer": "kfac", "device": "cpu"}
+PRESET = ("damping", "norm_constraint")
+
+
+def built(**given: Any) -> KFAC:
+    optimizer = assembled(Configuration.of(TINY, given), Process()).optimizer
+    assert isinstance(optimizer, KFAC)
+    return optimizer
+
+
+def told(optimizer: KFAC) -> dict[str, Any]:
+    """What an optimiser goes by, read from where it uses it."""
+    timing = dict(optimizer.state_dict()["kfac"]["timing"])
+    timing["spread_inverses"] = timing.pop("spread")
+    estimate = optimizer._estimate
+    own = {name: getattr(optimizer, name) for name in (*PRESET, "curvature_ema")}
+    names = ("fisher", "input_stride", "eigenbasis", "seed")
+    return own | timing | {name: getattr(estimate, name) for name in names}
+
+
+# What is given, and all that differs then from what is usual.
+GIVEN: dict[str, tuple[Any, dict[str, Any]]] = {
+    "kfac_preset": ("imagenet", dict(published.KFAC_SETTINGS["imagenet"])),
+    "kfac_damping": (0.25, {"damping": 0.25}),
+    "kfac_norm_constraint": (0.125, {"norm_constraint": 0.125}),
+    "kfac_curvature_ema": (0.75, {"curvature_ema": 0.75}),
+    "kfac_curvature_period": (3, {"curvature_period": 3}),
+    "kfac_inverse_period": (7, {"inverse_period": 7}),
+    "kfac_burn_in": (2, {"burn_in": 2}),
+    "kfac_fisher": ("exact", {"fisher": "exact"}),
+    "kfac_input_stride": (4, {"input_stride": 4}),
+    "kfac_spread_inverses": (True, {"spread_inverses": True}),
+    "kfac_eigenbasis": (True, {"eigenbasis": True}),
+    "seed": (11, {"seed": 11}),
+}
+
+
+def test_every_option_of_kfac_is_tried_here() -> None:
+    names = {own.name for own in fields(Configuration) if own.name.startswith("kfac_")}
+    assert set(GIVEN) == names | {"seed"}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_an_option_reaches_the_optimiser_and_changes_nothing_else(name: str) -> None:
+    value, expected = GIVEN[name]
+    usual = told(built())
+    assert all(usual[key] != new for key, new in expected.items())
+    assert told(built(**{name: value})) == usual | expected
+
+
+def test_the_penalty_rate_and_momentum_are_those_given() -> None:
+    weights, others = built(l2=0.5, lr=0.03, momentum=0.7).param_groups
+    assert (weights["name"], others["name"]) == ("weights", "others")
+    assert (weights["l2"], others["l2"]) == (0.5, 0.0)
+    assert (weights["lr"], others["lr"]) == (0.03, 0.03)
+    assert (weights["momentum"], others["momentum"]) == (0.7, 0.7)
+    assert [group["l2"] for group in built().param_groups] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", PRESET)
+def test_what_is_given_wins_over_the_preset(name: str) -> None:
+    found = told(built(kfac_preset="imagenet", **{f"kfac_{name}": 0.5}))
+    assert {key: found[key] for key in PRESET} == published.KFAC_SETTINGS["imagenet"] | {name: 0.5}
+
+
+def test_presets_are_those_of_the_paper() -> None:
+    assert published.KFAC_SETTINGS == PRESETS
+
+
+def test_what_is_usual_is_the_same_everywhere() -> None:
+    of_class = inspect.signature(KFAC).parameters
+    of_settings = {own.name: own.default for own in fields(KFACSettings)}
+    of_options = {
+        own.name.removeprefix("kfac_"): own.default
+        for own in fields(Configuration)
+        if own.name.startswith("kfac_")
+    }
+    assert of_settings == of_options | {"seed": Configuration.seed}
+    for name, usual in of_settings.items():
+        if name not in (*PRESET, "preset"):
+            assert of_class[name].default == usual, name
+
+
+def test_what_is_usual_is_what_the_paper_took() -> None:
+    optimizer = built()
+    found = told(optimizer)
+    assert {name: found[name] for name in PRESET} == published.KFAC_SETTINGS["cifar10"]
+    assert {name: found[name] for name in published.KFAC_PERIODS} == published.KFAC_PERIODS
+    assert {group["momentum"] for group in optimizer.param_groups} == {published.MOMENTUM}
+
+
+def test_the_usual_rate_is_at_most_a_few_times_the_papers_largest() -> None:
+    """Its batches were eight times as large, and its networks wider."""
+    least, largest = min(published.KFAC_RATES), max(published.KFAC_RATES)
+    assert least <= USUAL_RATES["kfac"] <= largest
+    assert {group["lr"] for group in built().param_groups} == {USUAL_RATES["kfac"]}
+
+
+def test_a_run_can_take_the_labels_of_the_data(tmp_path: Path) -> None:
+    options = ["train", "--optimizer", "kfac", "--steps", "3", "--model", "mlp:14", "--width", "8"]
+    options += ["--device", "cpu", "--log-every", "1", "--kfac-burn-in", "1"]
+    losses = {}
+    for fisher in ("empirical", "sampled"):
+        folder = tmp_path / fisher
+        assert main([*options, "--kfac-fisher", fisher, "--output", str(folder)]) == 0
+        steps, losses[fisher] = Record.read(folder).series("train", "loss")
+        assert steps == [1, 2, 3]
+    # The first step only measures, so that the second has the same weights too.
+    assert losses["empirical"][:2] == losses["sampled"][:2]
+    assert losses["empirical"][2] != losses["sampled"][2]

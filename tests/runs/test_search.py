@@ -1,0 +1,261 @@
+"""Whole searches, as experiments start them; what workers share is tested in test_study.py."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+
+from skipless.record import Json, Record
+from skipless.runs import search
+from skipless.runs.configuration import Configuration
+from skipless.runs.search import Place, searched
+from skipless.train.engine import Engine
+
+TINY = Configuration(
+    model="mlp:2",
+    width=8,
+    method="eoc",
+    data="synthetic:1x8x8",  # which imports nothing, as workers start
+    batch_size=64,
+    steps=2,
+    log_every=1,
+    threads=1,
+    device="cpu",
+)
+LONG = replace(TINY, steps=20, checkpoint_every=5, evaluate_every=10**6)
+
+SCRIPT = """
+import sys, time
+from dataclasses import replace
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_search import LONG, TINY, Engine, Place, searched
+
+step = Engine._train_step
+
+def step_and_wait(engine, *given):
+    step(engine, *given)
+    while engine.step == 12 and not Path({folder!r}, "killed").exists():
+        time.sleep(0.05)
+
+Engine._train_step = step_and_wait  # so that a long run does not end before it is killed
+if __name__ == "__main__":
+    place = Place(Path({folder!r}), workers={workers})
+    found = searched("study", dict({runs}), place, seconds_until_dead={seconds})
+    told = sorted((name, outcome.top1) for name, outcome in found.items())
+    # In one piece, as two processes may print at once.
+    print(str(told) + chr(10), end="", flush=True)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "out", workers=1)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a search in a process of its own, which does not outlive the test."""
+    running: list[subprocess.Popen[str]] = []
+
+    def started(*launcher: str, **values: object) -> subprocess.Popen[str]:
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), **values))
+        process = subprocess.Popen(
+            [sys.executable, *launcher, str(script)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        return process
+
+    yield started
+    for process in running:
+        process.terminate()  # torchrun and a search end their own processes then
+        process.communicate(timeout=60)
+
+
+def runs_in(place: Place) -> list[Record]:
+    return [Record.read(path) for path in sorted((place.folder / "runs").iterdir())]
+
+
+def starts(record: Record) -> int:
+    """How often a run was started: `run.json` tells of those before the last."""
+    before = record.run["before"]
+    assert isinstance(before, list)
+    return 1 + len(before)
+
+
+def rows(folder: Path, up_to: int) -> list[dict[str, Json]]:
+    return [row for row in Record.read(folder).metrics if int(str(row["step"])) <= up_to]
+
+
+def test_what_comes_back_is_what_training_left_on_disk(place: Place) -> None:
+    runs = {"slow": TINY, "fast": replace(TINY, lr=0.1)}
+    found = searched("study", runs, place)
+    assert list(found) == ["slow", "fast"]
+    for name, configuration in runs.items():
+        record = Record.read(place.run(configuration))
+        assert record.series("validation", "step")[1] == [2.0]
+        assert found[name].top1 == pytest.approx(record.series("validation", "top1")[1][0], 1e-4)
+        assert found[name].training.loss == pytest.approx(record.series("train", "loss")[1], 1e-4)
+        assert {path.name for path in place.run(configuration).iterdir()} == {
+            "lock", "metrics.jsonl", "outcome.json", "run.json",
+        }  # fmt: skip
+    assert found["slow"] != found["fast"]
+
+
+def test_a_search_that_was_stopped_goes_on_and_repeats_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {"a": TINY, "b": replace(TINY, steps=9)}
+    step = Engine._train_step
+
+    def stop_at_step_5(engine: Engine, *given: object) -> None:
+        step(engine, *given)  # pyright: ignore[reportArgumentType]
+        if engine.step == 5:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "_train_step", stop_at_step_5)
+        with pytest.raises(InterruptedError, match="study was stopped after 1 of 2 runs"):
+            searched("study", runs, place)
+    half = rows(place.run(runs["b"]), 9)
+    assert len(half) == 5
+    # The time that others wait for a worker that died is longer than any test.
+    found = searched("study", runs, place, seconds_until_dead=10**6)
+    assert not found["b"].diverged
+    assert starts(Record.read(place.run(runs["a"]))) == 1
+    assert starts(Record.read(place.run(runs["b"]))) == 2
+    # Not trained anew: even the seconds are those of the first time.
+    assert rows(place.run(runs["b"]), 5) == half
+
+
+def test_a_run_that_two_studies_need_is_trained_once(place: Place) -> None:
+    first = searched("one", {"mine": TINY}, place)
+    second = searched("two", {"yours": replace(TINY, keep=1, log_every=5)}, place)
+    assert first["mine"] == second["yours"]
+    assert [starts(record) for record in runs_in(place)] == [1]
+
+
+def test_a_run_of_another_kind_is_another_run_and_another_study(place: Place) -> None:
+    searched("study", {"mine": TINY}, place)
+    searched("study", {"mine": replace(TINY, seed=1)}, place)
+    assert [starts(record) for record in runs_in(place)] == [1, 1]
+
+
+def test_divergence_is_an_outcome(place: Place) -> None:
+    runs = {"bad": replace(TINY, lr=1e30, steps=20), "good": TINY}
+    found = searched("study", runs, place)
+    assert (found["bad"].diverged, found["good"].diverged) == (True, False)
+    assert found["bad"].top1 is None
+    assert found["good"].top1 is not None
+    assert searched("study", runs, place) == found
+    assert [starts(record) for record in runs_in(place)] == [1, 1]
+
+
+def test_an_error_is_told_once_and_its_run_is_tried_again_next_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {"a": TINY, "b": replace(TINY, seed=1), "c": replace(TINY, seed=2)}
+    train, tried = search.train, []
+
+    def broken(configuration: Configuration, *given: object, **more: object) -> object:
+        tried.append(configuration.seed)
+        if configuration.seed == 1:
+            raise FileNotFoundError("The data is not there. Fetch it.")
+        return train(configuration, *given, **more)  # pyright: ignore[reportArgumentType]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(search, "train", broken)
+        with pytest.raises(FileNotFoundError, match=r"^The data is not there. Fetch it.$"):
+            searched("study", runs, place)
+    assert tried == [0, 1]
+    assert list(searched("study", runs, place)) == ["a", "b", "c"]
+    assert [starts(record) for record in runs_in(place)] == [1, 1, 1]
+
+
+def test_the_run_of_a_worker_that_was_killed_is_taken_up_by_another(
+    place: Place, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    runs = "long=LONG, short=TINY"
+    process = start(folder=str(place.folder), workers=2, runs=runs, seconds=3)
+    folder = place.run(LONG)
+    while process.poll() is None and not (folder / "checkpoints" / "step-00000010").exists():
+        time.sleep(0.05)
+    assert process.poll() is None, process.communicate()
+    before = rows(folder, 10)
+    storage = optuna.storages.RDBStorage(place.url)
+    (study,) = optuna.get_all_study_names(storage)
+    trial = next(
+        t
+        for t in optuna.load_study(study_name=study, storage=storage).get_trials()
+        if t.user_attrs["run"] == "long"
+    )
+    storage.engine.dispose()
+    worker = int(trial.user_attrs["worker"].split()[-1])
+    assert worker != process.pid
+    os.kill(worker, signal.SIGKILL)
+    (place.folder / "killed").touch()
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    assert [name for name, _ in eval(output)] == ["long", "short"]
+    assert starts(Record.read(folder)) == 2
+    assert starts(Record.read(place.run(TINY))) == 1
+    assert rows(folder, 10) == before  # not trained anew: even the seconds are the same
+
+
+def test_workers_that_are_all_gone_are_an_error(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_process", lost)
+    runs = {"a": TINY, "b": replace(TINY, seed=1)}
+    with pytest.raises(ChildProcessError, match=r"All 2 workers .* after 0 of 2 runs"):
+        searched("study", runs, replace(place, workers=2))
+
+
+def lost(*_: object) -> None:
+    os._exit(9)
+
+
+def test_all_processes_of_torchrun_train_each_run_together(
+    place: Place, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+    runs = "a=TINY, b=replace(TINY, seed=1), bad=replace(TINY, lr=1e30, steps=11)"
+    process = start(*launcher, folder=str(place.folder), workers=1, runs=runs, seconds=60)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    first, second = (eval(line) for line in output.splitlines())
+    assert first == second
+    assert [name for name, _ in first] == ["a", "b", "bad"]
+    assert first[2][1] is None
+    for record in runs_in(place):
+        assert starts(record) == 1
+        assert record.run["processes"] == 2
+
+
+def test_mistakes_with_the_place_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="0 workers were asked for; give 1 or more"):
+        Place(tmp_path, workers=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"were to go to .*, which cannot be made: .* Name another"):
+        searched("study", {"a": TINY}, Place(tmp_path / "file" / "out"))
+
+
+def test_a_search_for_nothing_finds_nothing(place: Place) -> None:
+    assert searched("study", {}, place) == {}

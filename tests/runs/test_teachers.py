@@ -1,0 +1,301 @@
+"""A run of `skipless train` teaches another one: whole, resumed, or in several processes."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from skipless.cli import main
+from skipless.paper.items import ITEMS
+from skipless.paper.reproduce import reproduced
+from skipless.record import Record
+from skipless.runs.candidates import candidate
+from skipless.runs.configuration import Configuration
+from skipless.runs.search import Place
+from skipless.runs.training import assembled, rehearsed, train
+from skipless.train.batches import Batches
+from skipless.train.checkpoint import Checkpoints
+from skipless.train.engine import evaluate
+from skipless.train.process import Process
+
+TEACHER = Configuration(
+    model="mlp:3", width=12, norm="batch", lr=0.1, epochs=2, batch_size=96, average=0.5,
+    device="cpu", threads=1,
+)  # fmt: skip
+STUDENT = Configuration(
+    model="mlp:14", width=8, method="tat", steps=8, batch_size=48, log_every=1, checkpoint_every=4,
+    device="cpu", threads=1, teacher_weight=0.7, teacher_temperature=2.0,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("teacher") / "run"
+    train(TEACHER, folder, progress=False)
+    return folder
+
+
+@pytest.fixture
+def copied(teacher: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(teacher, tmp_path / "copied"))
+
+
+def taught_by(path: Path, **other: object) -> Configuration:
+    return Configuration.of(STUDENT.as_mapping(), {"teacher": str(path), **other})
+
+
+def curve(folder: Path) -> list[dict[str, object]]:
+    timed = ("seconds", "images_per_second")
+    return [{k: v for k, v in r.items() if k not in timed} for r in Record.read(folder).metrics]
+
+
+def losses(folder: Path) -> list[float]:
+    return Record.read(folder).series("train", "loss")[1]
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "step"),
+    [
+        ("", "average", 28),
+        ("run.json", "average", 28),
+        ("checkpoints", "average", 28),
+        ("checkpoints/step-00000014", "average", 14),
+        ("checkpoints/step-00000014/model.safetensors", "validation", 14),
+        ("checkpoints/step-00000028/average.safetensors", "average", 28),
+        ("checkpoints/step-00000028/state.pt", "average", 28),
+    ],
+)
+def test_the_teacher_is_the_network_that_its_run_evaluated(
+    teacher: Path, place: str, kind: str, step: int
+) -> None:
+    parts = assembled(taught_by(teacher / place), Process())
+    assert parts.teacher is not None
+    batches = Batches(parts.data.validation, 90, normalize=parts.normalize).once()
+    found = evaluate(parts.teacher.network, batches, Process(), lambda net, x: net(x))
+    record = Record.read(teacher)
+    steps, wanted = record.series(kind, "loss")
+    assert found is not None
+    assert found["loss"] == pytest.approx(wanted[steps.index(step)], rel=1e-5)
+    assert (parts.teacher.weight, parts.teacher.temperature) == (0.7, 2.0)
+
+
+def refused(given: Configuration, message: str) -> None:
+    with pytest.raises((ValueError, OSError), match=message) as error:
+        assembled(given, Process())
+    assert "\n" not in str(error.value)
+
+
+def test_a_teacher_that_is_none_is_named_with_what_to_give(copied: Path, tmp_path: Path) -> None:
+    refused(taught_by(tmp_path / "nothing"), r"--teacher: .*nothing, which is not there. Name")
+    (tmp_path / "empty").mkdir()
+    refused(taught_by(tmp_path / "empty"), r"--teacher: .*it has no checkpoint. Name")
+    refused(replace(STUDENT, teacher=""), r"--teacher: .* but '' was given. Name")
+    refused(replace(STUDENT, teacher=None), r"--teacher-weight was given without a teacher")
+    newest = copied / "checkpoints" / "step-00000028"
+    refused(taught_by(copied / "metrics.jsonl"), r"metrics.jsonl, which is none")
+    (newest / "average.safetensors").write_bytes(b"damaged")
+    refused(taught_by(copied), r"step-00000028 is damaged .*average.safetensors is not what")
+    (newest / "manifest.json").unlink()
+    refused(taught_by(copied), r"step-00000028 is damaged")
+    (copied / "run.json").unlink()
+    refused(taught_by(copied), r"--teacher: .*there is no run.json in .*copied, .* Name")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is damaged: "),
+        ('{"configuration": null}', "does not say how its network is made"),
+        ('{"configuration": {"lr": 0.1}}', "does not say how its network is made"),
+        ('{"configuration": {"model": 3}}', "is damaged: model = 3 was given"),
+        ('{"configuration": {"model": "vgg"}}', "is damaged: The model 'vgg' was asked for"),
+        ('{"configuration": {"model": "mlp:3", "activation": "odd"}}', "is that of another netw"),
+    ],
+)
+def test_a_damaged_run_json_is_named_whether_it_is_to_teach_or_to_be_deployed(
+    copied: Path, text: str, message: str
+) -> None:
+    (copied / "run.json").write_text(text)
+    refused(taught_by(copied), rf"copied/run.json {message}.*(Restore it|Name another)")
+    with pytest.raises(ValueError, match=r"copied/run.json .*Restore it"):
+        candidate(str(copied), {})
+
+
+def test_options_of_another_version_are_left_out_with_a_note(copied: Path) -> None:
+    run = json.loads((copied / "run.json").read_text())
+    run["configuration"]["of_tomorrow"] = 1
+    (copied / "run.json").write_text(json.dumps(run))
+    with pytest.warns(UserWarning, match=r"copied/run.json has options .* left out: of_tomorrow"):
+        assert assembled(taught_by(copied), Process()).teacher is not None
+
+
+@pytest.mark.parametrize("place", ["nothing", "empty", "metrics.jsonl", "step-00000028", ""])
+def test_what_is_no_run_is_refused_alike_as_teacher_and_for_deployment(
+    copied: Path, place: str
+) -> None:
+    (copied / "empty").mkdir()
+    shutil.copytree(copied / "checkpoints" / "step-00000028", copied / "step-00000028")
+    named = str(copied / place) if place else ""
+    errors = []
+    for use in (
+        lambda: assembled(replace(STUDENT, teacher=named), Process()),
+        lambda: candidate(named, {}),
+    ):
+        with pytest.raises((ValueError, OSError)) as caught:
+            use()
+        errors.append(str(caught.value))
+    shared = errors[0].removeprefix("--teacher: ")
+    assert (
+        errors[1]
+        == f"{shared} Or name a network (skipless models), or package.module:factory of your own."
+    )
+
+
+def test_a_teacher_of_other_images_or_classes_is_refused(teacher: Path, copied: Path) -> None:
+    refused(taught_by(teacher, data="synthetic:1x8x8:7"), r"knows classes 10, and .* has 7")
+    refused(taught_by(teacher, image_size=4), r"images of shape \[1, 8, 8\], .* has \[1, 4, 4\]")
+    refused(taught_by(teacher, normalize="dataset"), r"--normalize sample, .* has dataset")
+    run = json.loads((copied / "run.json").read_text())  # as an older version wrote it
+    older = {k: v for k, v in run.items() if k not in ("shape", "classes", "teacher")}
+    (copied / "run.json").write_text(json.dumps(older))
+    assert assembled(taught_by(copied), Process()).teacher is not None
+    refused(taught_by(copied, data="synthetic:1x8x8:7"), r"does not fit these images and classes")
+
+
+def test_a_teacher_of_other_data_is_worth_a_note(teacher: Path) -> None:
+    with pytest.warns(UserWarning, match=r"was trained on digits, .* synthetic:1x8x8"):
+        assembled(taught_by(teacher, data="synthetic:1x8x8:10:100"), Process())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "kfac"])
+def test_a_taught_run_that_goes_on_is_the_same_and_its_teacher_may_have_moved(
+    teacher: Path, copied: Path, tmp_path: Path, optimizer: str
+) -> None:
+    given = taught_by(copied, optimizer=optimizer, lr=0.01, average=0.9)
+    whole = tmp_path / "whole"
+    train(given, whole, progress=False)
+    cut = Path(shutil.copytree(whole, tmp_path / "cut"))
+    shutil.rmtree(Checkpoints(cut).paths()[-1])
+    shutil.rmtree(copied)
+    with pytest.raises(FileNotFoundError, match=r"--teacher: .*copied, which is not there"):
+        train(given, cut, resume=True, progress=False)
+    moved = given.changed({"teacher": str(teacher)})
+    train(moved, cut, resume=True, progress=False)
+    assert curve(cut) == curve(whole)
+    origin = Record.read(cut).run["teacher"]
+    assert isinstance(origin, dict)
+    assert (origin["run"], origin["step"]) == (str(teacher), 28)
+
+
+def test_k_fac_measures_curvature_beside_a_teacher(teacher: Path, tmp_path: Path) -> None:
+    options = {"optimizer": "kfac", "kfac_burn_in": 1, "kfac_inverse_period": 2}
+    for name, weight in (("none", 0.0), ("much", 0.9)):
+        train(taught_by(teacher, teacher_weight=weight, **options), tmp_path / name, progress=False)
+    alone = replace(STUDENT, teacher_weight=0.9, teacher_temperature=4.0)
+    train(Configuration.of(alone.as_mapping(), options), tmp_path / "alone", progress=False)
+    assert losses(tmp_path / "none") == losses(tmp_path / "alone") != losses(tmp_path / "much")
+
+
+def test_a_run_does_not_go_on_with_another_teacher(
+    teacher: Path, copied: Path, tmp_path: Path
+) -> None:
+    given = taught_by(teacher)
+    train(given, tmp_path / "run", progress=False)
+    other = given.changed({"teacher": str(copied / "checkpoints" / "step-00000014")})
+    with pytest.raises(ValueError, match=r"teacher of step 28 of .* another one: step 14 of"):
+        train(other, tmp_path / "run", resume=True, progress=False)
+    untaught = replace(STUDENT, teacher_weight=0.9, teacher_temperature=4.0)
+    with pytest.raises(ValueError, match=r"started with the usual --teacher"):
+        untaught.changed({"teacher": str(teacher)})
+    with pytest.raises(ValueError, match=r"would go on with another one: none"):
+        train(untaught, tmp_path / "run", resume=True, progress=False)
+    with pytest.raises(ValueError, match=r"--teacher-weight 0\.7"):
+        given.changed({"teacher_weight": 0.5})
+
+
+def test_a_dry_run_tells_the_memory_of_the_teacher(
+    teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = taught_by(teacher, batch_size=1440, accumulate=2)
+    parts, memory = rehearsed(given)
+    assert parts.teacher is not None
+    own = [*parts.teacher.network.parameters(), *parts.teacher.network.buffers()]
+    weights = sum(t.numel() * t.element_size() for t in own)
+    # The first layer, or the flattening before it, reads 64 numbers and writes 12, or 64.
+    assert memory.teacher - weights in (720 * 4 * (64 + 12), 720 * 4 * (64 + 64))
+    command = ["train", "--model", "mlp:14", "--method", "tat", "--dry-run", "--teacher"]
+    assert main([*command, str(teacher)]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"^teacher +\d+\.\d MiB$", told, re.MULTILINE)
+    assert re.search(r"^teacher_temperature +4\.0$", told, re.MULTILINE)
+    assert main([*command, str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_two_processes_have_the_losses_of_one(teacher: Path, tmp_path: Path) -> None:
+    options = "--model mlp:14 --width 8 --method tat --steps 8 --batch-size 48 --log-every 1"
+    options += f" --accumulate 2 --classes-per-batch 2 --device cpu --teacher {teacher}"
+    command = ["-m", "skipless.cli", "train", *options.split(), "--output"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    assert main([*command[2:], str(tmp_path / "one")]) == 0
+    done = subprocess.run(
+        [sys.executable, *torchrun, *command, str(tmp_path / "two")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert Record.read(tmp_path / "two").run["processes"] == 2
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=2e-4)
+
+
+@pytest.mark.filterwarnings("ignore:C_f:skipless.core.solution.ClampedTargetWarning")
+def test_an_item_trains_the_teacher_of_its_runs_once_and_keeps_it(tmp_path: Path) -> None:
+    item = ITEMS["distillation"]
+    taught = [cell for cell in item.cells if cell.teacher is not None]
+    found = reproduced(replace(item, cells=tuple(taught[:2])), "smoke", Place(tmp_path, workers=1))
+    assert len(found.trials) == 2
+    (own,) = (tmp_path / "teachers").iterdir()
+    started = Record.read(own).run["started"]
+    saved = Checkpoints(own).newest()
+    assert saved is not None
+    for run in (tmp_path / "runs").iterdir():
+        origin = Record.read(run).run["teacher"]
+        assert isinstance(origin, dict)
+        assert (origin["run"], origin["step"]) == (str(own.resolve()), saved.step)
+    reproduced(replace(item, cells=(taught[2],)), "smoke", Place(tmp_path, workers=1))
+    assert Record.read(own).run["started"] == started
+    # Runs are known by what their teacher is, not by where it is.
+    elsewhere = tmp_path / "elsewhere"
+    reproduced(replace(item, cells=(taught[2],)), "smoke", Place(elsewhere, workers=1))
+    assert {path.name for path in (elsewhere / "runs").iterdir()} < {
+        path.name for path in (tmp_path / "runs").iterdir()
+    }
+
+
+def test_the_seeds_of_random_numbers_are_those_of_a_run_without_a_teacher(
+    teacher: Path, tmp_path: Path
+) -> None:
+    """Making the teacher's network draws numbers, of which the student's must not depend."""
+    alone = replace(STUDENT, teacher_weight=0.9, teacher_temperature=4.0, dropout=0.5)
+    weights = [
+        torch.cat([p.detach().flatten() for p in assembled(given, Process()).model.parameters()])
+        for given in (alone, taught_by(teacher, dropout=0.5))
+    ]
+    assert torch.equal(*weights)
+    train(alone, tmp_path / "alone", progress=False)
+    train(taught_by(teacher, dropout=0.5, teacher_weight=0.0), tmp_path / "taught", progress=False)
+    assert losses(tmp_path / "alone") == losses(tmp_path / "taught")
