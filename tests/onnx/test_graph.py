@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from skipless.onnx import run as timing
 from skipless.onnx.export import export_onnx, rewrite_pools
 from skipless.onnx.graph import (
     IN_PLACE,
@@ -305,10 +306,10 @@ def test_latency_is_the_median_of_rounds_in_turn_after_the_first_two(
         ran.append(running)
         clock[0] += next(left[running[0]])
 
-    monkeypatch.setattr(run, "session", lambda path, threads=1: (str(path), threads))
-    monkeypatch.setattr(run, "output", run)
-    monkeypatch.setattr(run, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(timing, "session", lambda path, threads=1: (str(path), threads))
+    monkeypatch.setattr(timing, "output", run)
+    monkeypatch.setattr(timing, "perf_counter", lambda: clock[0])
     paths = {f"file {name}": Path(name) for name in takes}
-    found = run.latencies(paths, np.zeros(1), threads=4, seconds=0.0)
+    found = timing.latencies(paths, np.zeros(1), threads=4, seconds=0.0)
     assert found == {"file a": 3.0, "file b": 5.0}
     assert ran == [("a", 4), ("b", 4)] * 9

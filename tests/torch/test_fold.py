@@ -21,9 +21,8 @@ import skipless
 from skipless.core import activations as core
 from skipless.onnx import export
 from skipless.onnx.export import export_onnx
-from skipless.torch import fold as folding
 from skipless.torch.activations import ShapedActivation, TReLU
-from skipless.torch.fold import fold
+from skipless.torch.fold import _Tracer, fold
 from skipless.torch.gauges import Equations, plain_operation
 
 Activations = Callable[[], ShapedActivation]
@@ -73,7 +72,7 @@ def count(model: fx.GraphModule, *names: str) -> int:
 
 
 def traced(model: nn.Module) -> fx.GraphModule:
-    tracer = folding._Tracer()
+    tracer = _Tracer()
     return fx.GraphModule(model, tracer.trace(model))
 
 

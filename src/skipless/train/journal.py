@@ -30,7 +30,7 @@ import torch
 from skipless.record import Journal, Json, Record, number
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
+    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
 
 
 class Board:
@@ -65,7 +65,7 @@ class Board:
         """End the file."""
         self._file.close()
 
-    def _write(self, event: Message) -> None:
+    def _write(self, event: Event) -> None:
         event.wall_time = time.time()
         self._records.write(event.SerializeToString())
 
