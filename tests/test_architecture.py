@@ -11,26 +11,29 @@ SOURCE = Path(__file__).parents[1] / "src"
 MODULES = sorted((SOURCE / "skipless").rglob("*.py"))
 
 PACKAGE = "__init__"  # the public names
-ROOMS = {
-    "tables", "core", "optim", "record", "torch", "jax", "keras", "onnx", "models", "train",
-    "report", "runs", "paper", "cli",
+SHARED = {"_deprecated", "tables"}  # single modules that any room may import
+ROOMS = SHARED | {
+    "core", "optim", "record", "torch", "jax", "keras", "onnx", "models", "train", "report", "runs",
+    "paper", "frameworks", "cli",
 }  # fmt: skip
 MAY_IMPORT: dict[str, set[str]] = {
     "tables": set(),
-    "core": {"tables"},
+    "_deprecated": {PACKAGE},
+    "core": set(),
     "optim": set(),
     "record": set(),
-    "torch": {"core", "tables"},
-    "jax": {"core", "tables"},
-    "keras": {"core", "tables"},
+    "torch": {"core"},
+    "jax": {"core"},
+    "keras": {"core"},
     "onnx": {"core", "torch"},
     "models": {"core", "torch"},
     "train": {"record"},
-    "report": {"record", "tables"},
+    "report": {"record"},
+    "frameworks": {PACKAGE, "core"},
     "runs": {PACKAGE} | ROOMS - {"paper", "cli"},
     "paper": {PACKAGE} | ROOMS - {"cli"},
     "cli": {PACKAGE} | ROOMS,
-    PACKAGE: {"core", "torch", "models", "jax", "keras", "onnx", "optim"},
+    PACKAGE: {"core", "torch", "models", "jax", "keras", "onnx", "optim", "frameworks"},
 }
 CORE_MAY_IMPORT = {"numpy", "scipy", "skipless"} | sys.stdlib_module_names
 NO_IDEA = {"utils", "misc", "common", "helpers"}
@@ -87,7 +90,7 @@ def room_of(path: Path) -> str:
 def forbidden(source: str, package: str, home: str) -> list[str]:
     """The imports of `source` that a module in the room `home` may not make."""
     ours = [name for name in imports(source, package) if name.split(".")[0] == "skipless"]
-    return [name for name in ours if room(name) not in {home} | MAY_IMPORT[home]]
+    return [name for name in ours if room(name) not in {home} | SHARED | MAY_IMPORT[home]]
 
 
 def top_packages(path: Path) -> set[str]:

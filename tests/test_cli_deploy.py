@@ -7,12 +7,12 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import torch
 from torch import fx, nn
 
+import onnx
 from skipless.cli import main
 from skipless.record import Record
 

@@ -22,8 +22,9 @@ import numpy as np
 from .graph import VIEWS, Memory, OnnxGraph, Schedule, nodes, read_onnx
 
 if TYPE_CHECKING:
-    import onnx
     import onnxruntime
+
+    import onnx
 
 _TOLERANCE = 1e-4  # relative to the largest output
 
