@@ -10,12 +10,12 @@ from itertools import chain, combinations
 from hypothesis import strategies as st
 
 from skipless.core.graph import (
-    Activation,
     Affine,
     Concat,
     Graph,
     GraphBuilder,
     Input,
+    Nonlinearity,
     Sum,
     inputs_of,
 )
@@ -57,7 +57,7 @@ def q_value(graph: Graph, index: int) -> Fraction:
     match node := graph.nodes[index]:
         case Input():
             return Fraction(1)
-        case Affine() | Activation():
+        case Affine() | Nonlinearity():
             return q_value(graph, node.input)
         case Sum() | Concat():
             parts = q_parts(graph, node)
@@ -84,7 +84,7 @@ def value(graph: Graph, subnetwork: Subnetwork, r: Function, x: float) -> float:
             raise AssertionError("a subnetwork reads its input only")
         case Affine():
             return value(graph, (start, node.input), r, x)
-        case Activation():
+        case Nonlinearity():
             return r(value(graph, (start, node.input), r, x))
         case Sum() | Concat():
             parts = q_parts(graph, node)

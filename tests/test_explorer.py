@@ -19,8 +19,7 @@ import skipless as sk
 from browser import Browser, chromium
 from html_pages import CHARTS, CONTRAST
 from skipless.core.activations import Activation
-from skipless.core.graph import Activation as ActivationNode
-from skipless.core.graph import Graph, Sum
+from skipless.core.graph import Graph, Nonlinearity, Sum
 from skipless.core.maps import c_map, c_map_curvature, c_map_slope, q_map
 from skipless.core.network import Point, fold, max_c_value, max_curvature, max_slope, propagate
 from skipless.report.svg import light_colours
@@ -201,7 +200,7 @@ def test_the_curves_are_drawn_from_the_maps(
     # Two decimals of a path are 5e-3 / 102 of an axis.
     assert out == pytest.approx(fold(graph, solution.c_map, np.clip(c, -1, 1)), abs=3e-4)
 
-    behind = ActivationNode if shortcut == 0.0 else Sum
+    behind = Nonlinearity if shortcut == 0.0 else Sum
     local = lambda c, _: float(solution.c_map(np.asarray(c)))
     for start in (0.9, 0.5, 0.0, -0.5):
         points = propagate(graph, lambda q: q, local, start=Point(1.0, start))

@@ -27,7 +27,7 @@ from skipless.core.predict import predict
         (lambda g: EOC("0"), "a number is needed"),
         (lambda g: Graph.chain("100"), "depth is a whole number; found '100'"),
         (lambda g: Graph.chain(100.0), "depth is a whole number"),
-        (lambda g: Graph([1, 2]), "made of nodes; found 1"),
+        (lambda g: Graph([1, 2]), r"must be Input, Affine, .*, got 1\."),
         (lambda g: Graph.residual(3, shortcut_weight="0.8"), "is a number; found '0.8'"),
     ],
 )

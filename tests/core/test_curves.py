@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from skipless.core.activations import activation
-from skipless.core.curves import DKS_CONDITIONS, TAT_CONDITIONS, nearest, points, reachable, trace
+from skipless.core.curves import (
+    DKS_CONDITIONS,
+    TAT_CONDITIONS,
+    nearest_transformation,
+    reachable_range,
+    trace_curves,
+    transformations,
+)
 from skipless.core.gaussian import distortion, shaped_q_map
 
 STABLE, STEEP = TAT_CONDITIONS
@@ -32,7 +39,7 @@ DEEP_SHIFTS = [
 def test_the_shift_tends_to_the_root_of_its_deep_limit(name, conditions, beta) -> None:
     gaps = []
     for reading in (4e-4, 1e-4):
-        point = next(points(activation(name), conditions, reading))
+        point = next(transformations(activation(name), conditions, reading))
         gaps.append(abs(point.beta - beta))
     assert gaps[0] < 10 * 4e-4
     # The error is of the order of α², and so is the reading.
@@ -44,7 +51,7 @@ def test_the_shift_tends_to_the_root_of_its_deep_limit(name, conditions, beta) -
 )
 def test_the_two_families_of_tat_differ_by_the_curvature_of_their_q_map(conditions, ratio) -> None:
     reading, e = 1e-4, 0.2
-    point = next(points(activation("tanh"), conditions, reading))
+    point = next(transformations(activation("tanh"), conditions, reading))
     q_map = shaped_q_map(activation("tanh"), (point.alpha, point.beta, point.gamma, point.delta))
     low, middle, high = q_map(np.array([1 - e, 1.0, 1 + e]))
     assert (low - 2 * middle + high) / e**2 == pytest.approx(ratio * reading, rel=0.02)
@@ -52,22 +59,22 @@ def test_the_two_families_of_tat_differ_by_the_curvature_of_their_q_map(conditio
 
 def test_a_point_reads_its_target_and_is_found_wherever_the_curve_passes() -> None:
     for target in np.geomspace(1e-5, 0.45, 40):
-        assert next(points(activation("softplus"), DKS_CONDITIONS, target)).reading == (
+        assert next(transformations(activation("softplus"), DKS_CONDITIONS, target)).reading == (
             pytest.approx(target, rel=1e-9)
         )
-    assert not list(points(activation("softplus"), DKS_CONDITIONS, 0.5))
+    assert not list(transformations(activation("softplus"), DKS_CONDITIONS, 0.5))
 
 
 def test_what_is_reachable_is_the_range_of_the_curves() -> None:
-    span = reachable(activation("softplus"), DKS_CONDITIONS)
+    span = reachable_range(activation("softplus"), DKS_CONDITIONS)
     assert span is not None
     low, high = span
     assert low < 1e-8
     # Softplus of great scale is ReLU, and E[φ′²]/Var φ = 1/(1 - 1/π) for ReLU.
     assert high == pytest.approx(1 / (1 - 1 / math.pi) - 1, rel=1e-3)
-    assert reachable(activation("square"), DKS_CONDITIONS) is None
-    assert trace(activation("square"), STABLE) == ()
-    assert nearest(activation("square"), STABLE, 0.1) is None
+    assert reachable_range(activation("square"), DKS_CONDITIONS) is None
+    assert trace_curves(activation("square"), STABLE) == ()
+    assert nearest_transformation(activation("square"), STABLE, 0.1) is None
 
 
 def test_the_greatest_reading_of_a_sine_is_where_its_curve_turns() -> None:
@@ -76,11 +83,11 @@ def test_the_greatest_reading_of_a_sine_is_where_its_curve_turns() -> None:
     x = 1.0
     for _ in range(60):
         x -= (math.expm1(x) / 2 - x) / (math.exp(x) / 2 - 1)
-    span = reachable(activation("sin"), DKS_CONDITIONS)
+    span = reachable_range(activation("sin"), DKS_CONDITIONS)
     assert span is not None
     assert span[1] == pytest.approx(x, rel=1e-5)
-    assert not list(points(activation("sin"), DKS_CONDITIONS, x * 1.001))
-    assert list(points(activation("sin"), DKS_CONDITIONS, x * 0.999))
+    assert not list(transformations(activation("sin"), DKS_CONDITIONS, x * 1.001))
+    assert list(transformations(activation("sin"), DKS_CONDITIONS, x * 0.999))
 
 
 def test_the_chosen_branch_has_the_least_distorted_q_map_in_deep_networks() -> None:
@@ -88,7 +95,7 @@ def test_the_chosen_branch_has_the_least_distorted_q_map_in_deep_networks() -> N
         phi = activation(name)
         families = (TAT_CONDITIONS[0], DKS_CONDITIONS) if name != "selu" else (DKS_CONDITIONS,)
         for conditions in families:
-            every = list(points(phi, conditions, 1e-5))
+            every = list(transformations(phi, conditions, 1e-5))
             bends = [distortion(phi, (p.alpha, p.beta, p.gamma, p.delta)) for p in every]
             assert bends[0] == min(bends), (name, conditions.name, bends)
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from graph_oracle import graphs, layers
 from skipless.core.graph import (
-    Activation,
     Affine,
     Concat,
     Graph,
@@ -16,13 +15,14 @@ from skipless.core.graph import (
     GraphError,
     Input,
     Node,
+    Nonlinearity,
     Sum,
     inputs_of,
 )
 
 
 def test_a_chain_alternates_affine_maps_and_activations() -> None:
-    assert Graph.chain(2).nodes == (Input(), Affine(0), Activation(1), Affine(2), Activation(3))
+    assert Graph.chain(2).nodes == (Input(), Affine(0), Nonlinearity(1), Affine(2), Nonlinearity(3))
 
 
 @pytest.mark.parametrize("weight", [-1.0, -0.5, 0.0, 0.8, 1.0])
@@ -31,8 +31,8 @@ def test_a_residual_block_is_the_normalised_sum_of_shortcut_and_branch(weight: f
     weights = (weight, math.sqrt(1 - weight**2))
     assert graph.nodes == (
         *(Input(), Affine(0)),
-        *(Activation(1), Affine(2), Sum((1, 3), weights)),
-        *(Activation(4), Affine(5), Sum((4, 6), weights)),
+        *(Nonlinearity(1), Affine(2), Sum((1, 3), weights)),
+        *(Nonlinearity(4), Affine(5), Sum((4, 6), weights)),
     )
 
 
@@ -46,7 +46,7 @@ def test_depth_and_activations_of_the_standard_graphs(blocks: int, branch: int) 
 def longest_path(graph: Graph, index: int) -> int:
     node = graph.nodes[index]
     before = max((longest_path(graph, i) for i in inputs_of(node)), default=0)
-    return before + isinstance(node, Activation)
+    return before + isinstance(node, Nonlinearity)
 
 
 @settings(deadline=None)
@@ -57,11 +57,11 @@ def test_depth_counts_the_activations_of_the_longest_path(graph: Graph) -> None:
 
 
 def activations(graph: Graph) -> set[int]:
-    return {i for i, node in enumerate(graph.nodes) if isinstance(node, Activation)}
+    return {i for i, node in enumerate(graph.nodes) if isinstance(node, Nonlinearity)}
 
 
 def test_activations_count_dead_ends_and_depth_does_not() -> None:
-    graph = Graph([Input(), Activation(0), Activation(1), Affine(0)])
+    graph = Graph([Input(), Nonlinearity(0), Nonlinearity(1), Affine(0)])
     assert (graph.activations, graph.depth, graph.output) == (2, 0, 3)
 
 
@@ -73,7 +73,7 @@ def test_the_builder_makes_the_graph_that_its_nodes_spell_out() -> None:
     g.concat([z, g.sum([x, z], weights=[0.8, 0.6])], widths=[1, 2])
     assert g.build() == Graph(
         (
-            *(Input(), Affine(0), Activation(1), Sum((1, 2), (1.0, 1.0))),
+            *(Input(), Affine(0), Nonlinearity(1), Sum((1, 2), (1.0, 1.0))),
             *(Sum((1, 3), (0.8, 0.6)), Concat((3, 4), (1.0, 2.0))),
         )
     )
@@ -85,7 +85,7 @@ def test_graphs_are_values() -> None:
     assert graph == named == pickle.loads(pickle.dumps(graph))
     assert hash(graph) == hash(named)
     assert graph != Graph.chain(2)
-    assert Graph([Input(), Affine(0)]) != Graph([Input(), Activation(0)])
+    assert Graph([Input(), Affine(0)]) != Graph([Input(), Nonlinearity(0)])
     assert len({graph, named, Graph.chain(2)}) == 2
 
 
@@ -121,7 +121,7 @@ BAD: list[tuple[list[Node], str]] = [
     ([Affine(0, origin="fc")], r"Input\(\) at index 0; found node 0 \(Affine, fc\)"),
     ([Input(), Input(origin="mask")], r"node 1 \(Input, mask\) is a second input"),
     ([Input(), Affine(1, origin="fc")], r"node 1 \(Affine, fc\) reads node 1"),
-    ([Input(), Activation(-1)], r"node 1 \(Activation\) reads node -1"),
+    ([Input(), Nonlinearity(-1)], r"node 1 \(Nonlinearity\) reads node -1"),
     ([Input(), Sum((0, 2), (1, 1), origin="add"), Affine(0)], r"node 1 \(Sum, add\) reads node 2"),
     ([Input(), Sum((0, 0), (1,), origin="add")], r"\(Sum, add\) has 2 inputs and 1 weights"),
     ([Input(), Sum((), ())], r"node 1 \(Sum\) adds nothing"),

@@ -14,11 +14,11 @@ from oracles import DIGITS, means
 from skipless.core.activations import Array, activation, transform
 from skipless.core.gaussian import (
     Moments,
-    blurred,
-    confirmed_moments,
     distortion,
     moments,
     shaped_q_map,
+    tanh_sinh_moments,
+    uniform_phase_scale,
 )
 from skipless.core.maps import c_map_curvature, c_map_slope, q_map, q_map_slope
 
@@ -56,7 +56,7 @@ def both(name: str, alpha: float, beta: float) -> list[dict[str, float]]:
     phi = activation(name)
     found = (
         moments(phi, np.array(alpha), np.array(beta)),
-        confirmed_moments(phi, alpha, beta),
+        tanh_sinh_moments(phi, alpha, beta),
     )
     return [{field: float(getattr(m, field)) for field in FIELDS} for m in found]
 
@@ -120,7 +120,7 @@ def test_conditions_are_the_maps_of_the_shaped_activation(name: str) -> None:
     alpha, beta, gamma, delta = 0.7, 0.4, 1.3, -0.2
     phi = activation(name)
     hat = transform(phi, alpha, beta, gamma, delta)
-    found = confirmed_moments(phi, alpha, beta).conditions(gamma, delta)
+    found = tanh_sinh_moments(phi, alpha, beta).conditions(gamma, delta)
     m = wanted(name, alpha, beta)
     square = m["variance"] + (m["mean"] + delta) ** 2
     expected = {
@@ -145,12 +145,12 @@ def test_the_shaped_q_map_is_the_q_map_of_the_shaped_activation(name: str) -> No
 
 @pytest.mark.parametrize("beta", [0.0, 0.7])
 def test_the_q_map_of_a_sine_has_its_closed_form_at_any_q(beta: float) -> None:
-    # E[sin(sz + β)²] = (1 - exp(-2s²) cos 2β) / 2; beyond `blurred` the wave is uniform.
+    # E[sin(sz + β)²] = (1 - exp(-2s²) cos 2β) / 2; beyond `uniform_phase_scale` it is 1/2.
     alpha, q = 1.7, np.array([0.01, 0.5, 3.0, 40.0, 1e3, 1e6])
     expected = (1.0 - np.exp(-2.0 * alpha**2 * q) * math.cos(2.0 * beta)) / 2.0
     found = shaped_q_map(activation("sin"), (alpha, beta, 1.0, 0.0))(q)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-    assert alpha * math.sqrt(q[-1]) > blurred(2.0 * math.pi)
+    assert alpha * math.sqrt(q[-1]) > uniform_phase_scale(2.0 * math.pi)
 
 
 def test_distortion_is_none_for_the_identity_and_the_integral_for_a_power() -> None:

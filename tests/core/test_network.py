@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_oracle import graphs, layers, q_value, subnetworks, value
-from skipless.core.graph import Activation, Affine, Concat, Graph, GraphBuilder, Input, Sum
+from skipless.core.graph import Affine, Concat, Graph, GraphBuilder, Input, Nonlinearity, Sum
 from skipless.core.maps import leaky_relu_c_map
 from skipless.core.network import (
     Point,
@@ -109,7 +109,7 @@ def test_layers_with_a_second_output_are_no_subnetwork() -> None:
 
 
 def test_dead_ends_are_no_part_of_the_network() -> None:
-    graph = Graph([Input(), Activation(0), Activation(1), Affine(1)])
+    graph = Graph([Input(), Nonlinearity(0), Nonlinearity(1), Affine(1)])
     assert layers(graph) == {1, 3}
     assert maximum(graph, lambda x: x + 1, 0.0) == fold(graph, lambda x: x + 1, 0.0) == 1.0
     assert calls(maximum, graph) == calls(fold, graph) == 1
@@ -121,7 +121,7 @@ def test_a_lone_input_passes_its_value_on() -> None:
 
 
 def test_the_input_alone_is_no_subnetwork() -> None:
-    assert maximum(Graph([Input(), Activation(0)]), lambda x: x / 2, 1.0) == 0.5
+    assert maximum(Graph([Input(), Nonlinearity(0)]), lambda x: x / 2, 1.0) == 0.5
 
 
 @given(st.integers(1, 40), st.floats(0.001, 2.0))
@@ -297,7 +297,7 @@ def test_an_input_of_weight_zero_changes_nothing_even_if_infinite() -> None:
 def test_propagate_agrees_with_section_2_3_by_hand() -> None:
     graph = Graph(
         [
-            *(Input(), Affine(0), Activation(1), Sum((1, 2), (-2.0, 3.0))),
+            *(Input(), Affine(0), Nonlinearity(1), Sum((1, 2), (-2.0, 3.0))),
             *(Concat((1, 2), (1.0, 3.0)), Concat((1, 2))),
         ]
     )
@@ -329,8 +329,8 @@ def test_propagate_ends_where_fold_does(graph: Graph, c: float, q: float) -> Non
 
 
 def test_a_vanished_signal_has_no_c_value() -> None:
-    graph = Graph([Input(), Activation(0, origin="block1.relu")])
-    with pytest.raises(ValueError, match=r"found q = 0 at node 1 \(Activation, block1.relu\)"):
+    graph = Graph([Input(), Nonlinearity(0, origin="block1.relu")])
+    with pytest.raises(ValueError, match=r"found q = 0 at node 1 \(Nonlinearity, block1.relu\)"):
         propagate(graph, lambda q: 0.0, lambda c, q: c / 0)
 
 
@@ -338,7 +338,7 @@ def test_a_sampled_network_has_the_kernel_that_propagate_says() -> None:
     # One hidden layer: at any width its expected kernel is the one of infinite width.
     graph = Graph(
         [
-            *(Input(), Affine(0), Activation(1), Affine(2), Sum((1, 3), (0.5, 2.0))),
+            *(Input(), Affine(0), Nonlinearity(1), Affine(2), Sum((1, 3), (0.5, 2.0))),
             Concat((1, 4), (40, 120)),
         ]
     )

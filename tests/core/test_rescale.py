@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skipless.core.graph import Activation, Graph, GraphBuilder, GraphError, Sum
+from skipless.core.graph import Graph, GraphBuilder, GraphError, Nonlinearity, Sum
 from skipless.core.network import fold, propagate
-from skipless.core.predict import unmixed
-from skipless.core.rescale import in_residual_form, normalised, normalised_weights, reweighted
+from skipless.core.predict import without_mixing
+from skipless.core.rescale import normalise_sums, normalised_weights, reweight, to_residual_form
 
 POWER = lambda q: q  # Q(q) = q
 
@@ -40,7 +40,7 @@ def q_values(graph: Graph) -> list[float]:
 @pytest.mark.parametrize("w", [0.0, 0.28, 0.8])
 def test_plain_residual_blocks_become_those_of_the_paper(w: float) -> None:
     expected = Graph.residual(3, branch_depth=2, shortcut_weight=w)
-    found = normalised(plain_resnet(3), w)
+    found = normalise_sums(plain_resnet(3), w)
     assert fold(found, lambda k: 1.0 + k, 0.0) == pytest.approx(
         fold(expected, lambda k: 1.0 + k, 0.0)
     )
@@ -66,7 +66,7 @@ def test_sums_of_sums_keep_q_at_one_and_the_order_of_terms(weights, shortcut_wei
     for term, weight in zip(terms[1:], weights[1:], strict=True):
         total = b.sum([total, term], [1.0, weight])
     graph = b.build()
-    found = normalised(graph, shortcut_weight)
+    found = normalise_sums(graph, shortcut_weight)
     assert q_values(found)[-1] == pytest.approx(1.0)
     # Along the nested sums, every term has the product of the weights on its way.
     ours = _leaf_weights(found, total, dict.fromkeys(terms, 0.0))
@@ -94,10 +94,10 @@ def test_every_term_that_another_is_computed_from_is_a_shortcut() -> None:
     y = b.sum([x, b.affine(b.activation(x))])
     outer = b.sum([x, b.sum([y, b.affine(b.activation(y))])])
     graph = b.build()
-    removed = normalised(graph, 0.0)
+    removed = normalise_sums(graph, 0.0)
     assert [n.weights for n in removed.nodes if isinstance(n, Sum)] == [(1.0,)] * 3
     for weight in (None, 0.6):
-        found = normalised(graph, weight)
+        found = normalise_sums(graph, weight)
         # By hand: x and the two branches are independent, and y has 0.6 x in it, or 0.7071 x.
         weights = {i: n.weights for i, n in enumerate(found.nodes) if isinstance(n, Sum)}
         (own, first), (inner_y, second), (short, rest) = weights.values()
@@ -110,8 +110,8 @@ def test_a_term_that_occurs_twice_counts_once_with_both_weights() -> None:
     b = GraphBuilder()
     x = b.affine(b.input())
     b.sum([x, b.sum([x, b.affine(b.activation(x))])])
-    assert fold(normalised(b.build()), lambda k: 1.0 + k, 0.0) == pytest.approx(1.0 / 5.0)
-    assert fold(normalised(b.build(), 0.6), lambda k: 1.0 + k, 0.0) == pytest.approx(0.64)
+    assert fold(normalise_sums(b.build()), lambda k: 1.0 + k, 0.0) == pytest.approx(1.0 / 5.0)
+    assert fold(normalise_sums(b.build(), 0.6), lambda k: 1.0 + k, 0.0) == pytest.approx(0.64)
 
 
 def test_a_projection_is_known_by_what_is_not_behind_it() -> None:
@@ -143,15 +143,15 @@ def test_a_sum_that_others_read_too_is_one_of_its_own() -> None:
 
 def test_terms_of_weight_zero_are_gone_and_what_only_they_need_is_dead() -> None:
     graph = plain_resnet(1)
-    found = reweighted(graph, {6: (0.0, 1.0)})
+    found = reweight(graph, {6: (0.0, 1.0)})
     assert found.nodes[6] == Sum((5,), (1.0,))
     assert found.live == frozenset(range(7))
-    assert reweighted(graph, {6: (1.0, 0.0)}).live == frozenset({0, 1, 6})
+    assert reweight(graph, {6: (1.0, 0.0)}).live == frozenset({0, 1, 6})
 
 
 def test_blocks_of_the_first_kind_become_blocks_of_the_second() -> None:
     graph = first_kind(3)
-    found = in_residual_form(graph)
+    found = to_residual_form(graph)
     b = GraphBuilder()
     u = b.affine(b.input())
     for _ in range(3):
@@ -159,9 +159,9 @@ def test_blocks_of_the_first_kind_become_blocks_of_the_second() -> None:
     b.affine(b.activation(u))
     second = b.build()
     for r, x in ((lambda k: 1.0 + k, 0.0), (lambda c: (1 + c) / 2, 0.1)):
-        assert fold(normalised(found, 0.6), r, x) == fold(normalised(second, 0.6), r, x)
-    assert len(unmixed(graph)) == 3
-    assert unmixed(found) == []
+        assert fold(normalise_sums(found, 0.6), r, x) == fold(normalise_sums(second, 0.6), r, x)
+    assert len(without_mixing(graph)) == 3
+    assert without_mixing(found) == []
 
 
 def test_a_factor_on_the_activation_does_not_hide_it() -> None:
@@ -170,7 +170,7 @@ def test_a_factor_on_the_activation_does_not_hide_it() -> None:
     x = b.sum([b.activation(u)], [0.7])
     block = b.sum([x, b.affine(x)])
     b.activation(block)
-    found = in_residual_form(b.build()).nodes[block]
+    found = to_residual_form(b.build()).nodes[block]
     assert isinstance(found, Sum)
     assert found.inputs == (u, 4)
 
@@ -180,8 +180,8 @@ def test_a_shortcut_that_is_the_only_reader_of_an_activation_is_left_alone() -> 
     x = b.input()
     b.activation(b.sum([b.activation(b.affine(x)), b.affine(x)]))
     graph = b.build()
-    assert in_residual_form(graph) == graph
-    assert [type(graph.nodes[i]) for i in unmixed(graph)] == [Activation]
+    assert to_residual_form(graph) == graph
+    assert [type(graph.nodes[i]) for i in without_mixing(graph)] == [Nonlinearity]
 
 
 def test_a_sum_that_weights_read_needs_no_change() -> None:
@@ -189,18 +189,18 @@ def test_a_sum_that_weights_read_needs_no_change() -> None:
     x = b.activation(b.affine(b.input()))
     b.affine(b.sum([x, b.affine(b.activation(b.affine(x)))]))
     graph = b.build()
-    assert in_residual_form(graph) == graph
-    assert unmixed(graph) == []
+    assert to_residual_form(graph) == graph
+    assert without_mixing(graph) == []
 
 
 def test_an_activation_right_behind_the_input_or_another_is_unmixed() -> None:
     b = GraphBuilder()
     x = b.activation(b.input())
     y = b.activation(b.concat([b.affine(x), x]))
-    assert unmixed(b.build()) == [x, y]
+    assert without_mixing(b.build()) == [x, y]
 
 
 @pytest.mark.parametrize("weight", [1.0, -0.1, math.nan])
 def test_a_weight_that_leaves_no_branch_is_refused(weight: float) -> None:
     with pytest.raises(GraphError, match="0 <= w < 1"):
-        normalised(plain_resnet(1), weight)
+        normalise_sums(plain_resnet(1), weight)

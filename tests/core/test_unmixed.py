@@ -10,7 +10,7 @@ from skipless.core.activations import activation, leaky_relu
 from skipless.core.graph import Graph
 from skipless.core.maps import c_map, q_map
 from skipless.core.network import Point
-from skipless.core.predict import composition, dependent_sums, predict, unmixed
+from skipless.core.predict import composition, dependent_sums, predict, without_mixing
 
 SAMPLES = 400_000
 
@@ -54,12 +54,12 @@ def test_a_depthwise_convolution_before_weights_changes_nothing() -> None:
     solution = solve(plain.build(), TAT(eta=0.3))
     last = [predict(b.build(), solution)[-1].c for b in (mixed, plain)]
     assert last[0] == pytest.approx(last[1], abs=1e-12)
-    assert unmixed(mixed.build()) == []
+    assert without_mixing(mixed.build()) == []
 
 
 def test_unmixed_activations_are_found() -> None:
     graph = separable(2)
-    assert unmixed(graph) == [4, 8]
+    assert without_mixing(graph) == [4, 8]
     assert predict(graph, solve(graph, TAT(eta=0.5)))[-1].c != pytest.approx(0.5, abs=1e-3)
 
 

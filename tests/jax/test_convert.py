@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from skipless import DKS, TAT, Graph, solve
-from skipless.core.graph import Activation as ActivationNode
+from skipless.core.graph import Nonlinearity
 from skipless.core.network import fold
 from skipless.jax import check, measure, normalize_per_location, pair_inputs, shaped, trace
 from skipless.jax.convert import draw, is_activation
@@ -158,7 +158,7 @@ def test_the_solution_is_for_the_network_as_it_is() -> None:
     for _ in range(2):
         c = 0.64 * c + 0.36 * float(c_map(c_map(c)))
     assert float(c_map(c)) == pytest.approx(SHALLOW.eta, abs=1e-9)
-    assert sum(isinstance(node, ActivationNode) for node in report.graph.nodes) == 5
+    assert sum(isinstance(node, Nonlinearity) for node in report.graph.nodes) == 5
     assert fold(report.graph, lambda c: c, 1.0) == pytest.approx(1.0, abs=1e-12)
     assert report.predicted[-1].c == pytest.approx(SHALLOW.eta, abs=1e-6)
     assert "TAT(eta=0.2" in str(report)

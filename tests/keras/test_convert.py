@@ -16,7 +16,7 @@ from keras import layers, ops
 
 from skipless import DKS, EOC, TAT, Activation, solve
 from skipless.core.predict import predict
-from skipless.core.rescale import in_residual_form, normalised
+from skipless.core.rescale import normalise_sums, to_residual_form
 from skipless.keras import (
     ShapedActivation,
     TReLU,
@@ -69,7 +69,7 @@ def original() -> keras.Model:
 def test_the_converted_model_has_the_graph_that_was_solved_for(original, weight) -> None:
     method = TAT(eta=0.2)
     model = convert(original, method, shortcut_weight=weight, seed=0)
-    graph = normalised(in_residual_form(trace(original)), weight)
+    graph = normalise_sums(to_residual_form(trace(original)), weight)
     report = model.skipless_report
     assert report.graph == graph
     assert report.solution == solve(graph, method)

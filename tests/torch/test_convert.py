@@ -16,8 +16,7 @@ from torch import nn
 
 import user_models as models
 from skipless import DKS, EOC, TAT, Activation, UnreachableTargetError
-from skipless.core.graph import Activation as ActivationNode
-from skipless.core.graph import GraphError, Sum
+from skipless.core.graph import GraphError, Nonlinearity, Sum
 from skipless.torch import (
     ConvertedModel,
     PerLocationNormalization,
@@ -64,7 +63,7 @@ def _converted(name: str, weight: float | None) -> ConvertedModel:
 
 def activations_of(model: nn.Module, example: torch.Tensor) -> int:
     graph = trace(model, example)
-    return sum(isinstance(graph.nodes[i], ActivationNode) for i in graph.live)
+    return sum(isinstance(graph.nodes[i], Nonlinearity) for i in graph.live)
 
 
 @cache

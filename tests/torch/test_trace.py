@@ -9,8 +9,7 @@ from torch import nn
 
 import user_models as models
 from skipless.core.activations import Activation, activation_names
-from skipless.core.graph import Activation as ActivationNode
-from skipless.core.graph import Graph, GraphBuilder, Sum
+from skipless.core.graph import Graph, GraphBuilder, Nonlinearity, Sum
 from skipless.core.network import fold, max_curvature
 from skipless.torch.trace import UnsupportedModelError, read, recognise, trace
 
@@ -191,7 +190,7 @@ def test_convolutional_chains_are_chains(build, example, depth) -> None:
 
 def test_every_node_knows_where_it_came_from() -> None:
     graph = trace(models.ResNet(models.BasicBlock, (1, 1, 1, 1)), IMAGE)
-    acts = [n.origin for n in graph.nodes if isinstance(n, ActivationNode)]
+    acts = [n.origin for n in graph.nodes if isinstance(n, Nonlinearity)]
     assert acts[1].startswith("stages.0.0.relu (user_models.py:")
     assert all("user_models.py:" in origin for origin in acts)
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from .graph import Activation, Graph, Sum
+from .graph import Graph, Nonlinearity, Sum
 from .network import fold
 from .trace import Step
 
@@ -70,7 +70,7 @@ class Sums(Generic[T]):
             source = self.steps[source].inputs[0]
         return Term(tensor, weight, node, moved, source, tuple(moves))
 
-    def reweighted(self, step: Step[T]) -> str | None:
+    def reweight(self, step: Step[T]) -> str | None:
         """How the weights of a sum change, in words; None if they do not."""
         recorded = self.graph.nodes[step.node]
         assert isinstance(recorded, Sum)
@@ -110,7 +110,7 @@ def layers_at_norms(steps: Mapping[T, Step[T]], needed: Collection[T]) -> list[T
 def demand_same(solved: Graph, converted: Graph) -> None:
     """Stop if an activation was lost, or the maps are not those that were solved."""
     graphs = (solved, converted)
-    counts = [sum(isinstance(g.nodes[i], Activation) for i in g.live) for g in graphs]
+    counts = [sum(isinstance(g.nodes[i], Nonlinearity) for i in g.live) for g in graphs]
     values = [fold(g, lambda c: 0.9 * c + 0.1, 0.0) for g in graphs]
     if counts[0] != counts[1] or abs(values[0] - values[1]) > 1e-9:
         raise AssertionError(

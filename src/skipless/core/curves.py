@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .activations import Activation, Array
-from .gaussian import Moments, blurred, distortion, moments
+from .gaussian import Moments, distortion, moments, uniform_phase_scale
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ _DEEP = 1e-5
 
 
 @dataclass(frozen=True)
-class Point:
+class Transformation:
     """A transformation (α, β, γ, δ) that satisfies the conditions, and what it reads."""
 
     alpha: float
@@ -114,28 +114,32 @@ class Curve:
     reading: Array
 
 
-def points(activation: Activation, conditions: Conditions, target: float) -> Iterator[Point]:
+def transformations(
+    activation: Activation, conditions: Conditions, target: float
+) -> Iterator[Transformation]:
     """The transformations of φ that satisfy `conditions` and read `target`, the best first."""
-    for curve in trace(activation, conditions):
-        yield from _points_on(curve, activation, conditions, target)
+    for curve in trace_curves(activation, conditions):
+        yield from _transformations_on(curve, activation, conditions, target)
 
 
-def reachable(activation: Activation, conditions: Conditions) -> tuple[float, float] | None:
+def reachable_range(activation: Activation, conditions: Conditions) -> tuple[float, float] | None:
     """The least and the greatest reading on the curves, or None if there is no curve."""
-    readings = [c.reading for c in trace(activation, conditions)]
+    readings = [c.reading for c in trace_curves(activation, conditions)]
     if not readings:
         return None
     every = np.exp(np.concatenate(readings))
     return float(np.min(every)), float(np.max(every))
 
 
-def nearest(activation: Activation, conditions: Conditions, target: float) -> Point | None:
+def nearest_transformation(
+    activation: Activation, conditions: Conditions, target: float
+) -> Transformation | None:
     """The traced point whose reading is nearest to a `target` that the curves do not reach.
 
     Towards the ends of a curve the reading may level off; of the points that agree with the nearest
     to a part in ten thousand, the one with α nearest to 1 is taken.
     """
-    curves = trace(activation, conditions)
+    curves = trace_curves(activation, conditions)
     if not curves:
         return None
     alpha, beta = (
@@ -146,12 +150,12 @@ def nearest(activation: Activation, conditions: Conditions, target: float) -> Po
     best = level[[np.argmin(np.abs(np.log(alpha[level])))]]
     width = 1e-2 * (np.abs(beta[best]) + alpha[best])
     bracket = np.stack([beta[best] - width, beta[best] + width], axis=1)
-    shift = _bisected(activation, conditions, alpha[best], bracket, halvings=60)
-    return _read(activation, conditions, alpha[best], shift)[0]
+    shift = _bisect(activation, conditions, alpha[best], bracket, halvings=60)
+    return _transformations_at(activation, conditions, alpha[best], shift)[0]
 
 
 @lru_cache(maxsize=256)
-def trace(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]:
+def trace_curves(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]:
     """The curves on which `balance` vanishes, traced over α from 1e-4 to 1e6, the best first."""
     curves = _curves(activation, conditions)
     ranks = [_rank(curve, activation, conditions) for curve in curves]
@@ -162,7 +166,7 @@ def _rank(
     curve: Curve, activation: Activation, conditions: Conditions
 ) -> tuple[float, float, bool]:
     """A key that sorts the curves: by distortion in a deep network, then by canonical form."""
-    deep = next(_points_on(curve, activation, conditions, _DEEP), None)
+    deep = next(_transformations_on(curve, activation, conditions, _DEEP), None)
     if deep is None:
         return math.inf, -float(np.ptp(curve.reading)), bool(curve.beta[0] < 0.0)
     bend = distortion(activation, (deep.alpha, deep.beta, deep.gamma, deep.delta))
@@ -182,12 +186,12 @@ def _curves(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]
         return ()
     index = np.array(rows, np.intp)
     alpha = _ALPHAS[index]
-    beta = _bisected(activation, conditions, alpha, np.array(brackets))
+    beta = _bisect(activation, conditions, alpha, np.array(brackets))
     m = moments(activation, alpha, beta)
     with np.errstate(all="ignore"):
         sound = np.abs(_balance(conditions, m)) < 1e-2  # else a jump, not a zero
         reading = conditions.reading(m)
-    curves = _linked(index[sound], beta[sound], reading[sound])
+    curves = _link(index[sound], beta[sound], reading[sound])
     refined = (*_arcs(curves, activation, conditions), *_crests(curves, activation, conditions))
     return (*curves, *refined)
 
@@ -197,7 +201,7 @@ def _survey(activation: Activation) -> tuple[tuple[Array, Moments], ...]:
     """Values of β and the moments there, for each α of the trace; the methods share them."""
     rows: list[tuple[Array, Moments]] = []
     for a in _ALPHAS:
-        if activation.period is not None and a > blurred(activation.period):
+        if activation.period is not None and a > uniform_phase_scale(activation.period):
             break
         betas = _shifts(activation, a)
         rows.append((betas, moments(activation, np.full_like(betas, a), betas)))
@@ -222,7 +226,7 @@ def _balance(conditions: Conditions, m: Moments) -> Array:
     return np.where(noise, np.nan, f)
 
 
-def _bisected(
+def _bisect(
     activation: Activation,
     conditions: Conditions,
     alpha: Array,
@@ -240,7 +244,7 @@ def _bisected(
     return 0.5 * (low + high)
 
 
-def _linked(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[Curve, ...]:
+def _link(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[Curve, ...]:
     """The points of neighbouring rows joined into curves, each to the nearest one left."""
     open_: list[list[int]] = []
     closed: list[list[int]] = []
@@ -266,9 +270,9 @@ def _linked(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[C
     return tuple(Curve(_ALPHAS[index[c]], beta[c], reading[c]) for c in chains)
 
 
-def _points_on(
+def _transformations_on(
     curve: Curve, activation: Activation, conditions: Conditions, target: float
-) -> Iterator[Point]:
+) -> Iterator[Transformation]:
     """The points of one curve that read `target`, those nearest to its deep end first."""
     starts = _starts(curve, math.log(target))
     if not starts:
@@ -276,21 +280,23 @@ def _points_on(
     alpha, beta = _polish(activation, conditions, np.array(starts).T, math.log(target))
     if not alpha.size:
         return
-    found = _read(activation, conditions, alpha, beta)
+    found = _transformations_at(activation, conditions, alpha, beta)
     if curve.reading[-1] < curve.reading[0]:
         found.reverse()
-    seen: list[Point] = []
+    seen: list[Transformation] = []
     for point in found:
         if not any(abs(math.log(p.alpha / point.alpha)) < 1e-6 for p in seen):
             seen.append(point)
             yield point
 
 
-def _read(activation: Activation, conditions: Conditions, alpha: Array, beta: Array) -> list[Point]:
+def _transformations_at(
+    activation: Activation, conditions: Conditions, alpha: Array, beta: Array
+) -> list[Transformation]:
     m = moments(activation, alpha, beta)
     gamma, delta = conditions.output(m)
     rows = np.stack([alpha, beta, gamma, delta, np.exp(conditions.reading(m))], axis=1)
-    return [Point(*row) for row in rows.tolist()]
+    return [Transformation(*row) for row in rows.tolist()]
 
 
 def _arcs(
@@ -336,7 +342,7 @@ def _crests(
             middle = np.asarray(np.interp(finer, log_alpha, shift), np.float64)
             width = 0.3 * float(np.ptp(shift)) + 1e-2 * (0.2 + alpha)
             bracket = np.stack([middle - width, middle + width], axis=1)
-            beta = _bisected(activation, conditions, alpha, bracket, halvings=40)
+            beta = _bisect(activation, conditions, alpha, bracket, halvings=40)
             m = moments(activation, alpha, beta)
             with np.errstate(all="ignore"):
                 sound = np.abs(_balance(conditions, m)) < 1e-6

@@ -16,9 +16,9 @@ import numpy as np
 from scipy.optimize import brentq
 
 from .activations import Activation, Array
-from .gaussian import Moments, confirmed_moments, moments
+from .gaussian import Moments, moments, tanh_sinh_moments
 from .maps import q_map
-from .solution import Solution, UnreachableTargetError, give_way
+from .solution import Solution, UnreachableTargetError, clamp_or_raise
 
 _Q_VALUES = np.geomspace(1e-8, 1e6, 141)
 
@@ -46,12 +46,12 @@ def eoc(sigma_b: float, phi: Activation, clamp: bool) -> Solution:
             f"no sigma_w gives {phi.name} C'(1) = 1 at a q value that attracts. "
             "Change sigma_b, use TAT or DKS"
         )
-        sigma_b = give_way(clamp, "sigma_b", sigma_b, nearest, why)
+        sigma_b = clamp_or_raise(clamp, "sigma_b", sigma_b, nearest, why)
         point = edge_of_chaos(phi, sigma_b)
         assert point is not None
     found = replace(Solution.of(phi), sigma_w=point.sigma_w, sigma_b=sigma_b, q=point.q)
     targets = {"Q(q)/q": 1.0, "C'(1)": 1.0}
-    return found.checked(targets, confirmed_conditions(phi, point, sigma_b))
+    return found.with_residuals(targets, tanh_sinh_conditions(phi, point, sigma_b))
 
 
 def edge_of_chaos(activation: Activation, sigma_b: float) -> EdgePoint | None:
@@ -111,18 +111,18 @@ def nearest_bias(activation: Activation, sigma_b: float) -> float | None:
 
 def _is_confirmed(activation: Activation, point: EdgePoint, sigma_b: float) -> bool:
     """Whether the second quadrature agrees; where all of φ(√q z) is far out, it may not."""
-    attained = confirmed_conditions(activation, point, sigma_b)
+    attained = tanh_sinh_conditions(activation, point, sigma_b)
     return all(abs(value - 1.0) < 1e-11 for value in attained.values())
 
 
-def confirmed_conditions(
+def tanh_sinh_conditions(
     activation: Activation, point: EdgePoint, sigma_b: float
 ) -> dict[str, float]:
     """Q(q)/q and C'(1) at `point`, by the second quadrature; their limits where q = 0."""
     if point.q == 0.0:
         limit = point.sigma_w**2 * _energy_at_zero(activation)
         return {"Q(q)/q": limit, "C'(1)": limit}
-    m = confirmed_moments(activation, math.sqrt(point.q), 0.0)
+    m = tanh_sinh_moments(activation, math.sqrt(point.q), 0.0)
     held = point.sigma_w**2 * float(m.variance + m.mean**2) + sigma_b**2
     return {
         "Q(q)/q": held / point.q,

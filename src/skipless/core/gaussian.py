@@ -129,7 +129,7 @@ def pair_expectation(f: Function, g: Function, c: float, f_ends: Array, g_ends: 
     """
     if abs(c) == 1.0:
         return expectation(lambda z: f(z) * g(c * z), np.concatenate([f_ends, c * g_ends]))
-    halvings = max(halvings_for(f, f_ends), halvings_for(g, g_ends))
+    halvings = max(halvings_needed(f, f_ends), halvings_needed(g, g_ends))
     s = math.sqrt((1.0 - c) * (1.0 + c))
     outer_ends = np.concatenate([f_ends, _smoothed(g_ends, s) / c]) if abs(c) > 0.05 else f_ends
     z1, w1 = rule(outer_ends[np.abs(outer_ends) < _REACH], _CENTRE, halvings)
@@ -142,7 +142,7 @@ def pair_expectation(f: Function, g: Function, c: float, f_ends: Array, g_ends: 
     return total
 
 
-def blurred(period: float) -> float:
+def uniform_phase_scale(period: float) -> float:
     """The scale s beyond which s z modulo the period is uniform to rounding error."""
     return 9.0 * period / (2.0 * math.pi)
 
@@ -165,7 +165,7 @@ def wave_pair_expectation(
     return float(np.real(waves[heard] @ np.exp(exponent) @ waves[heard]))
 
 
-def halvings_for(f: Function, ends: Array) -> int:
+def halvings_needed(f: Function, ends: Array) -> int:
     """How often the panels must be halved to resolve f."""
     # Neither a square nor the parity of f hides a kink from this.
     return _converge(lambda z: f(z) * (1.0 + 0.5 * z + f(z)), ends)[1]
@@ -230,7 +230,7 @@ def moments(activation: Activation, alpha: Array, beta: Array) -> Moments:
     return _from_nodes(activation, alpha, beta, z, w)
 
 
-def confirmed_moments(activation: Activation, alpha: float, beta: float) -> Moments:
+def tanh_sinh_moments(activation: Activation, alpha: float, beta: float) -> Moments:
     """The same moments by tanh-sinh quadrature, which shares no node with `moments`."""
     ends = np.sort((np.asarray([0.0, *activation.kinks]) - beta) / alpha)
     bounds = np.concatenate([[-12.0], ends[np.abs(ends) < 12.0], [12.0]])
@@ -248,7 +248,7 @@ def shifted_rule(activation: Activation, alpha: Array, beta: Array) -> tuple[Arr
     marks = np.concatenate([_MOMENT_ORIGIN, np.asarray(activation.kinks, float)])
     if activation.period is not None:
         step = 0.5 * activation.period
-        span = 9.0 * min(float(np.max(alpha)), blurred(activation.period))
+        span = 9.0 * min(float(np.max(alpha)), uniform_phase_scale(activation.period))
         count = math.ceil((span + float(np.max(np.abs(beta)))) / step)
         marks = np.concatenate([marks, step * np.arange(-count, count + 1)])
     ends = (marks - beta[..., None]) / alpha[..., None]
@@ -293,7 +293,7 @@ def shaped_q_map(
     def q_map(q: Array) -> Array:
         scale = alpha * np.sqrt(q)
         if activation.period is not None:
-            scale = np.minimum(scale, blurred(activation.period))
+            scale = np.minimum(scale, uniform_phase_scale(activation.period))
         z, w = shifted_rule(activation, scale, np.full_like(scale, beta))
         shaped = gamma * (activation.value(scale[:, None] * z + beta) + delta)
         return _dot(w, shaped * shaped)

@@ -37,7 +37,7 @@ class Affine:
 
 
 @dataclass(frozen=True)
-class Activation:
+class Nonlinearity:
     """The elementwise activation function φ."""
 
     input: int
@@ -74,7 +74,7 @@ class Concat:
         object.__setattr__(self, "widths", widths)
 
 
-Node = Input | Affine | Activation | Sum | Concat
+Node = Input | Affine | Nonlinearity | Sum | Concat
 
 
 def inputs_of(node: Node) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ def inputs_of(node: Node) -> tuple[int, ...]:
     match node:
         case Input():
             return ()
-        case Affine() | Activation():
+        case Affine() | Nonlinearity():
             return (node.input,)
         case Sum() | Concat():
             return node.inputs
@@ -96,11 +96,11 @@ class Graph:
 
     The first node is the only `Input`, the last one is the output.
 
-    >>> print(Graph([Input(), Affine(0), Activation(1), Affine(2), Sum((1, 3), (0.8, 0.6))]))
+    >>> print(Graph([Input(), Affine(0), Nonlinearity(1), Affine(2), Sum((1, 3), (0.8, 0.6))]))
     Graph(5 nodes, 1 activation, depth 1)
       0  Input
       1  Affine(0)
-      2  Activation(1)
+      2  Nonlinearity(1)
       3  Affine(2)
       4  Sum(0.8·1 + 0.6·3)
     """
@@ -110,10 +110,10 @@ class Graph:
     def __init__(self, nodes: Iterable[Node]) -> None:
         object.__setattr__(self, "nodes", tuple(nodes))
         for node in self.nodes:
-            if not isinstance(node, Input | Affine | Activation | Sum | Concat):
+            if not isinstance(node, Input | Affine | Nonlinearity | Sum | Concat):
                 raise TypeError(
-                    f"a graph is made of nodes; found {node!r}. Use Input, Affine, Activation, Sum "
-                    "and Concat of skipless.core.graph, or a GraphBuilder."
+                    f"Graph nodes must be Input, Affine, Nonlinearity, Sum or Concat of "
+                    f"skipless.core.graph, got {node!r}. A GraphBuilder makes them."
                 )
         if not self.nodes or not isinstance(self.nodes[0], Input):
             found = _name(self.nodes, 0) if self.nodes else "no nodes"
@@ -177,7 +177,7 @@ class Graph:
     @cached_property
     def activations(self) -> int:
         """Number of activations in the graph."""
-        return sum(isinstance(node, Activation) for node in self.nodes)
+        return sum(isinstance(node, Nonlinearity) for node in self.nodes)
 
     @cached_property
     def depth(self) -> int:
@@ -185,7 +185,7 @@ class Graph:
         depths: list[int] = []
         for node in self.nodes:
             longest = max((depths[i] for i in inputs_of(node)), default=0)
-            depths.append(longest + isinstance(node, Activation))
+            depths.append(longest + isinstance(node, Nonlinearity))
         return depths[-1]
 
     @cached_property
@@ -248,8 +248,8 @@ class GraphBuilder:
         return self.add(Affine(input, mixes=mixes, origin=origin))
 
     def activation(self, input: int, *, origin: str = "") -> int:
-        """Add an `Activation` that reads the node `input`."""
-        return self.add(Activation(input, origin=origin))
+        """Add an `Nonlinearity` that reads the node `input`."""
+        return self.add(Nonlinearity(input, origin=origin))
 
     def sum(self, inputs: Sequence[int], weights: Sequence[float] = (), *, origin: str = "") -> int:
         """Add a `Sum`; its weights are all 1 if left out."""
@@ -289,7 +289,7 @@ def _line(nodes: Sequence[Node], index: int) -> str:
     match node:
         case Input():
             text = "Input"
-        case Affine() | Activation():
+        case Affine() | Nonlinearity():
             text = f"{type(node).__name__}({node.input})"
         case Sum():
             terms = zip(node.weights, node.inputs, strict=True)
@@ -316,7 +316,7 @@ def _flaw(index: int, node: Node) -> str:
     match node:
         case Input():
             return "is a second input. Join the inputs into one." if index else ""
-        case Affine() | Activation():
+        case Affine() | Nonlinearity():
             return ""
         case Sum(inputs, weights):
             if not inputs:

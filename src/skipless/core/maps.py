@@ -18,13 +18,13 @@ from numpy.polynomial import chebyshev, polynomial
 
 from .activations import Activation, Array, Function
 from .gaussian import (
-    blurred,
     cuts,
     density,
     expectation,
-    halvings_for,
+    halvings_needed,
     pair_expectation,
     rule,
+    uniform_phase_scale,
     wave_pair_expectation,
 )
 
@@ -38,15 +38,15 @@ def q_map(activation: Activation, q: float) -> float:
     >>> round(q_map(activation("relu"), 3.0), 12)  # q / 2
     1.5
     """
-    _demand_positive(q)
-    s = _audible(activation, q)
+    _require_positive(q)
+    s = _effective_scale(activation, q)
     return expectation(lambda z: activation.value(s * z) ** 2, cuts(activation, s))
 
 
 def q_map_slope(activation: Activation, q: float) -> float:
     r"""Slope of the local Q map, $Q'(q) = E[\phi(\sqrt q z)\,\phi'(\sqrt q z)\,z] / \sqrt q$."""
-    _demand_positive(q)
-    s = _audible(activation, q)
+    _require_positive(q)
+    s = _effective_scale(activation, q)
     return expectation(
         lambda z: activation.value(s * z) * activation.slope(s * z) * z, cuts(activation, s)
     ) / math.sqrt(q)
@@ -109,12 +109,12 @@ def taylor_coefficients(activation: Activation, count: int, q: float = 1.0) -> A
     """
     if count < 1:
         raise ValueError(f"count = {count} coefficients were asked for; ask for at least 1.")
-    _demand_positive(q)
+    _require_positive(q)
     s = math.sqrt(q)
     # h_n oscillates with a wave length of about 2π / √n: a panel takes half a wave.
     edges = np.linspace(-18.0, 18.0, 2 + math.ceil(36.0 * max(1.0, math.sqrt(count)) / math.pi))
     ends = cuts(activation, s)
-    z, w = rule(ends, edges, halvings_for(lambda z: activation.value(s * z), ends))
+    z, w = rule(ends, edges, halvings_needed(lambda z: activation.value(s * z), ends))
     weighted = w * activation.value(s * z)
     previous, current, a = np.zeros_like(z), np.ones_like(z), np.empty(count)
     for n in range(count):
@@ -137,7 +137,7 @@ def leaky_relu_c_map(c: float, alpha: float) -> float:
     >>> round(leaky_relu_c_map(0.0, alpha=0.0), 6)  # 1 / pi
     0.31831
     """
-    _demand_cosine(c)
+    _require_cosine(c)
     kappa = _kappa(alpha)
     # c + g(c)/π = g(-c)/π: for c < 0 this form does not cancel.
     mapped = (
@@ -150,13 +150,13 @@ def leaky_relu_c_map(c: float, alpha: float) -> float:
 
 def leaky_relu_c_map_slope(c: float, alpha: float) -> float:
     r"""Slope of `leaky_relu_c_map`: $1 - \frac{(1-\alpha)^2}{\pi(1+\alpha^2)} \arccos c$."""
-    _demand_cosine(c)
+    _require_cosine(c)
     return 1.0 - _kappa(alpha) * math.acos(c) / math.pi
 
 
 def leaky_relu_c_map_curvature(c: float, alpha: float) -> float:
     r"""Curvature of `leaky_relu_c_map`: $\frac{(1-\alpha)^2}{\pi(1+\alpha^2)\sqrt{1-c^2}}$."""
-    _demand_cosine(c)
+    _require_cosine(c)
     kappa = _kappa(alpha)
     if kappa == 0.0:
         return 0.0
@@ -172,9 +172,9 @@ def erf_c_map(c: float, q1: float = 1.0, q2: float | None = None) -> float:
     >>> erf_c_map(1.0, q1=2.0)
     1.0
     """
-    _demand_cosine(c)
+    _require_cosine(c)
     for q in (q1, q1 if q2 is None else q2):
-        _demand_positive(q)
+        _require_positive(q)
     r1, r2 = (2.0 * q / (1.0 + 2.0 * q) for q in (q1, q1 if q2 is None else q2))
     return math.asin(c * math.sqrt(r1 * r2)) / math.sqrt(math.asin(r1) * math.asin(r2))
 
@@ -204,7 +204,7 @@ def tabulated_c_map(activation: Activation, q: float = 1.0) -> Callable[[npt.Arr
     which C is smooth even where φ has kinks; that is doubled until its last quarter is rounding
     error.
     """
-    _demand_positive(q)
+    _require_positive(q)
     if activation.degree == 1.0:
         return partial(_rectifier_c_map, *activation.slope(np.array([-1.0, 1.0])).tolist())
     taylor = taylor_coefficients(activation, 300, q)
@@ -235,10 +235,12 @@ def _rectifier_c_map(low: float, high: float, c: npt.ArrayLike) -> Array:
     return _cosine(cosines + _kappa(low, high) / math.pi * (np.sin(theta) - theta * cosines))
 
 
-def _audible(activation: Activation, q: float) -> float:
+def _effective_scale(activation: Activation, q: float) -> float:
     """√q, or as much of it as makes a difference to expectations of a periodic φ."""
     return (
-        math.sqrt(q) if activation.period is None else min(math.sqrt(q), blurred(activation.period))
+        math.sqrt(q)
+        if activation.period is None
+        else min(math.sqrt(q), uniform_phase_scale(activation.period))
     )
 
 
@@ -253,9 +255,9 @@ def _correlation(
     """E[f(√q₁ z₁) f(√q₂ z₂)] / √(Q(q₁) Q(q₂)) at every `c`."""
     q2 = q1 if q2 is None else q2
     for q in (q1, q2):
-        _demand_positive(q)
+        _require_positive(q)
     each = np.asarray(c, float)
-    demand_cosines(each)
+    require_cosines(each)
     s1, s2 = math.sqrt(q1), math.sqrt(q2)
     ends1, ends2 = cuts(activation, s1), cuts(activation, s2)
     norm = math.sqrt(q_map(activation, q1) * q_map(activation, q2))
@@ -309,13 +311,13 @@ def _pair_density(a: float, b: float, c: float) -> float:
     return math.exp(-0.5 * (apart * apart / s2 + b * b)) / (2.0 * math.pi * math.sqrt(s2))
 
 
-def demand_cosines(c: Array) -> None:
+def require_cosines(c: Array) -> None:
     """Refuse an array that holds anything but numbers in [-1, 1]."""
     for bad in c[~(np.abs(c) <= 1.0)].tolist():
-        _demand_cosine(bad)
+        _require_cosine(bad)
 
 
-def _demand_cosine(c: float) -> None:
+def _require_cosine(c: float) -> None:
     if not -1.0 <= c <= 1.0:
         raise ValueError(
             f"c = {c:g} was asked for, but a cosine similarity lies in [-1, 1]. Clip it."
@@ -327,6 +329,6 @@ def _kappa(low: float, high: float = 1.0) -> float:
     return (high - low) ** 2 / (high * high + low * low)
 
 
-def _demand_positive(q: float) -> None:
+def _require_positive(q: float) -> None:
     if not (q > 0.0 and math.isfinite(q)):
         raise ValueError(f"q = {q:g} was asked for, but a q value is positive and finite.")

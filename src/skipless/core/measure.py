@@ -132,7 +132,7 @@ class Comparison:
         return self.c_difference / max(self.measured.c.error, _ROUNDING)
 
     @property
-    def strain(self) -> float:
+    def error_ratio(self) -> float:
         """The difference over what is allowed, in q or c, whichever is larger; infinite if nan."""
         errors = (self.measured.q.error / self.predicted.q, self.measured.c.error)
         strains = [
@@ -146,7 +146,7 @@ class Comparison:
     @property
     def agrees(self) -> bool:
         """Whether q and c are within the tolerance and four standard errors."""
-        return self.strain <= 1.0
+        return self.error_ratio <= 1.0
 
     def __str__(self) -> str:
         m, p = self.measured, self.predicted
@@ -206,7 +206,7 @@ class Check:
     @property
     def worst(self) -> Comparison:
         """The node that strains what is allowed most."""
-        return max(self.comparisons, key=lambda row: row.strain)
+        return max(self.comparisons, key=lambda row: row.error_ratio)
 
     @property
     def verdict(self) -> str:

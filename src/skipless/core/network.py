@@ -26,7 +26,7 @@ from typing import Literal, TypeVar, assert_never, cast
 import numpy as np
 
 from .formulas import Array
-from .graph import Activation, Affine, Concat, Graph, Input, Sum, inputs_of
+from .graph import Affine, Concat, Graph, Input, Nonlinearity, Sum, inputs_of
 
 Value = TypeVar("Value", float, Array)
 
@@ -152,7 +152,7 @@ class _Compiler:
                     values[index] = 0
                 case Affine():
                     values[index] = values[node.input]
-                case Activation():
+                case Nonlinearity():
                     values[index] = self.number(("r", values[node.input]))
                 case Sum() | Concat():
                     values[index] = self.mean(self.shares[index], [values[i] for i in node.inputs])
@@ -183,7 +183,7 @@ def _shares(graph: Graph) -> dict[int, list[float]]:
             case Input():
                 qs.append((1.0, 0))
                 continue
-            case Affine() | Activation():
+            case Affine() | Nonlinearity():
                 qs.append(qs[node.input])
                 continue
             case Sum(inputs, weights):
@@ -304,7 +304,7 @@ def propagate(
     | node       | q                   | c                                       |
     |------------|---------------------|-----------------------------------------|
     | Affine     | `σ_w² q + σ_b²`     | `(σ_w² q c + σ_b²) / (σ_w² q + σ_b²)`   |
-    | Activation | `q_map(q)`          | `c_map(c, q)`                           |
+    | Nonlinearity | `q_map(q)`          | `c_map(c, q)`                           |
     | Sum        | `Σ w_i² q_i`        | `Σ w_i² q_i c_i / Σ w_i² q_i`           |
     | Concat     | `Σ n_i q_i / Σ n_i` | `Σ n_i q_i c_i / Σ n_i q_i`             |
 
@@ -325,7 +325,7 @@ def propagate(
             case Affine(i):
                 q = sigma_w**2 * points[i].q
                 point = _mixture([q, sigma_b**2], [points[i].c, 1.0])
-            case Activation(i):
+            case Nonlinearity(i):
                 q = q_map(points[i].q)
                 point = Point(q, c_map(points[i].c, points[i].q) if q else math.nan)
             case Sum(inputs, weights):

@@ -19,12 +19,11 @@ import numpy as np
 from scipy.optimize import brentq
 
 from .activations import Activation, Function
-from .graph import Activation as ActivationNode
-from .graph import Affine, Concat, Graph, Sum, inputs_of
+from .graph import Affine, Concat, Graph, Nonlinearity, Sum, inputs_of
 from .maps import c_map, q_map, tabulated_c_map
 from .network import ORTHOGONAL, Point, propagate
-from .rescale import ancestors, combined
-from .solution import Solution, demand_solution
+from .rescale import ancestors, combine
+from .solution import Solution, require_solution
 
 Rule = Callable[[Sequence[Point]], Point]
 
@@ -32,19 +31,19 @@ _MOST_PARTS = 512  # beyond, what is not mixed is taken for normal
 _GRID = np.linspace(-12.0, 12.0, 481)  # where kinks of a composition are looked for
 
 
-def unmixed(graph: Graph) -> list[int]:
+def without_mixing(graph: Graph) -> list[int]:
     """The activations that read what no weights have mixed since the input or an activation.
 
     Their maps, and so the targets that were solved for, are approximations.
 
-    >>> unmixed(Graph.chain(3))
+    >>> without_mixing(Graph.chain(3))
     []
     """
     raw: set[int] = set()
     found: list[int] = []
     for index, node in enumerate(graph.nodes):
         read_raw = not raw.isdisjoint(inputs_of(node))
-        if isinstance(node, ActivationNode):
+        if isinstance(node, Nonlinearity):
             if read_raw and index in graph.live:
                 found.append(index)
             raw.add(index)
@@ -78,7 +77,10 @@ def dependent_sums(graph: Graph) -> list[int]:
 def approximations(graph: Graph) -> list[str]:
     """The places where the predicted points are approximations, in words."""
     return [
-        *(f"activation of unweighted input at {graph.nodes[i].origin}" for i in unmixed(graph)),
+        *(
+            f"activation of unweighted input at {graph.nodes[i].origin}"
+            for i in without_mixing(graph)
+        ),
         *(f"sum of dependent terms at {graph.nodes[i].origin}" for i in dependent_sums(graph)),
     ]
 
@@ -99,12 +101,12 @@ def rules(graph: Graph, phi: Activation, sigma_w: float) -> Mapping[int, Rule]:
     """
     laws: dict[int, list[Part]] = {}
     combinations: dict[int, dict[int, float]] = {}
-    point = _points_of(phi)
+    point = _CachedMaps(phi)
     found: dict[int, Rule] = {}
     for index, node in enumerate(graph.nodes):
         laws[index], combinations[index] = [Part(1.0, index, None)], {index: 1.0}
         match node:
-            case ActivationNode(i):
+            case Nonlinearity(i):
                 laws[index] = [part.activated(point.compose) for part in laws[i]]
                 if laws[i] != [Part(1.0, i, None)]:
                     found[index] = partial(_mixture_of, laws[index], point)
@@ -118,7 +120,7 @@ def rules(graph: Graph, phi: Activation, sigma_w: float) -> Mapping[int, Rule]:
                     laws[index] = parts
             case Sum(inputs, weights):
                 terms = zip((combinations[i] for i in inputs), weights, strict=True)
-                combinations[index] = combined(terms)
+                combinations[index] = combine(terms)
                 if len(combinations[index]) < sum(len(combinations[i]) for i in inputs):
                     found[index] = partial(_combination_of, combinations[index])
                 if weights == (1.0,):
@@ -147,7 +149,7 @@ class Part:
         return [Part(self.share / 2.0, self.source, f) for f in both]
 
 
-class _points_of:  # noqa: N801 - called like a function
+class _CachedMaps:
     """φ after functions, and the points of such compositions; each is worked out once."""
 
     def __init__(self, phi: Activation) -> None:
@@ -223,14 +225,14 @@ def predict(graph: Graph, solution: Solution, start: Point = ORTHOGONAL) -> tupl
     """The q and c value at every node of `graph`, its activations those of `solution`.
 
     The pair of inputs has q value 1 and is orthogonal, if nothing else is said. Where the
-    usual maps are not exact, as right behind depthwise convolutions, `unmixed` knows others.
+    usual maps are not exact, as right behind depthwise convolutions, `without_mixing` knows others.
 
     >>> from .solve import solve
     >>> chain = Graph.chain(50)
     >>> round(predict(chain, solve(chain))[-1].c, 9)
     0.9
     """
-    demand_solution(solution)
+    require_solution(solution)
     phi = solution.shaped
     table, local_q_map = cache(partial(tabulated_c_map, phi)), cache(partial(q_map, phi))
 

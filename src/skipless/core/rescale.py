@@ -14,12 +14,12 @@ from dataclasses import replace
 from functools import lru_cache
 from numbers import Real
 
-from .graph import Activation, Affine, Graph, GraphError, Sum, inputs_of
+from .graph import Affine, Graph, GraphError, Nonlinearity, Sum, inputs_of
 
 Weights = dict[int, tuple[float, ...]]  # of every sum of a graph, by its index
 
 
-def normalised(graph: Graph, shortcut_weight: float | None = None) -> Graph:
+def normalise_sums(graph: Graph, shortcut_weight: float | None = None) -> Graph:
     r"""`graph` with normalised sums; see `normalised_weights`. Nodes keep their indices.
 
     Residual blocks as most people write them become the paper's:
@@ -29,10 +29,10 @@ def normalised(graph: Graph, shortcut_weight: float | None = None) -> Graph:
     >>> x = g.affine(g.input())
     >>> y = g.affine(g.activation(x))
     >>> block = g.sum([x, y])
-    >>> normalised(g.build(), 0.8) == Graph.residual(1, branch_depth=1, shortcut_weight=0.8)
+    >>> normalise_sums(g.build(), 0.8) == Graph.residual(1, branch_depth=1, shortcut_weight=0.8)
     True
     """
-    return reweighted(graph, normalised_weights(graph, shortcut_weight))
+    return reweight(graph, normalised_weights(graph, shortcut_weight))
 
 
 def normalised_weights(graph: Graph, shortcut_weight: float | None = None) -> Weights:
@@ -47,7 +47,7 @@ def normalised_weights(graph: Graph, shortcut_weight: float | None = None) -> We
     the fewest activations behind it (or, if these are equal, layers), such as a projection. Several
     shortcuts, and several branches, share their weight in their proportions.
     """
-    _demand_weight(shortcut_weight)
+    _require_weight(shortcut_weight)
     inner = _inner_sums(graph)
     leaves: dict[int, list[tuple[int, float]]] = {}  # the terms of a sum, seen through inner sums
     parts: dict[int, dict[int, float]] = {}  # how much of independent nodes a sum has in it
@@ -64,7 +64,7 @@ def normalised_weights(graph: Graph, shortcut_weight: float | None = None) -> We
         if index not in inner:
             wanted = _wanted(graph, leaves[index], shortcut_weight)
             terms = zip((parts[leaf] for leaf, _ in leaves[index]), wanted, strict=True)
-            parts[index] = combined(terms)
+            parts[index] = combine(terms)
             # Terms that have a part in common, as x + (x + R(x)), do not add up like others.
             norm = math.hypot(*parts[index].values()) or 1.0
             parts[index] = {source: part / norm for source, part in parts[index].items()}
@@ -72,10 +72,10 @@ def normalised_weights(graph: Graph, shortcut_weight: float | None = None) -> We
     return found
 
 
-def combined(terms: Iterable[tuple[Mapping[int, float], float]]) -> dict[int, float]:
+def combine(terms: Iterable[tuple[Mapping[int, float], float]]) -> dict[int, float]:
     """The sum of weighted combinations of nodes, as one combination.
 
-    >>> combined([({0: 1.0, 1: 2.0}, 3.0), ({1: 1.0}, 0.5)])
+    >>> combine([({0: 1.0, 1: 2.0}, 3.0), ({1: 1.0}, 0.5)])
     {0: 3.0, 1: 6.5}
     """
     total: dict[int, float] = {}
@@ -85,7 +85,7 @@ def combined(terms: Iterable[tuple[Mapping[int, float], float]]) -> dict[int, fl
     return total
 
 
-def in_residual_form(graph: Graph) -> Graph:
+def to_residual_form(graph: Graph) -> Graph:
     r"""`graph` with shortcuts that start before an activation, if they end before another one.
 
     Blocks $x^{l+1} = \phi(x^l + \mathcal R(x^l))$ become $u^{l+1} = u^l + \mathcal R(\phi(u^l))$,
@@ -95,7 +95,7 @@ def in_residual_form(graph: Graph) -> Graph:
     >>> g = GraphBuilder()
     >>> x = g.activation(g.affine(g.input()))
     >>> y = g.activation(g.sum([g.affine(x), x]))
-    >>> inputs_of(in_residual_form(g.build()).nodes[-2])
+    >>> inputs_of(to_residual_form(g.build()).nodes[-2])
     (3, 1)
     """
     readers, activated = _readers(graph), _activated(graph)
@@ -114,7 +114,7 @@ def _before_activation(graph: Graph, readers: Mapping[int, Sequence[int]], term:
     while isinstance(node, Sum) and len(node.inputs) == 1 and node.weights[0] > 0.0:
         index = node.inputs[0]
         node, shared = graph.nodes[index], shared or len(set(readers[index])) > 1
-    return node.input if isinstance(node, Activation) and shared else term
+    return node.input if isinstance(node, Nonlinearity) and shared else term
 
 
 def _activated(graph: Graph) -> set[int]:
@@ -122,12 +122,12 @@ def _activated(graph: Graph) -> set[int]:
     found: set[int] = set()
     for index in range(graph.output, 0, -1):
         node = graph.nodes[index]
-        if isinstance(node, Activation) or (index in found and not isinstance(node, Affine)):
+        if isinstance(node, Nonlinearity) or (index in found and not isinstance(node, Affine)):
             found.update(inputs_of(node))
     return found
 
 
-def reweighted(graph: Graph, weights: Mapping[int, Sequence[float]]) -> Graph:
+def reweight(graph: Graph, weights: Mapping[int, Sequence[float]]) -> Graph:
     """`graph` with other weights in its sums; terms of weight zero are gone."""
     nodes = list(graph.nodes)
     for index, new in weights.items():
@@ -142,7 +142,7 @@ def reweighted(graph: Graph, weights: Mapping[int, Sequence[float]]) -> Graph:
     return Graph(nodes)
 
 
-def _demand_weight(weight: object) -> None:
+def _require_weight(weight: object) -> None:
     if weight is None:
         return
     if not isinstance(weight, Real):
@@ -183,7 +183,7 @@ def _depths(graph: Graph) -> list[tuple[int, int]]:
         activations = max((a for a, _ in before), default=0)
         layers = max((b for _, b in before), default=0)
         depths.append(
-            (activations + isinstance(node, Activation), layers + isinstance(node, Affine))
+            (activations + isinstance(node, Nonlinearity), layers + isinstance(node, Affine))
         )
     return depths
 
@@ -204,7 +204,7 @@ def _wanted(
     graph: Graph, leaves: Sequence[tuple[int, float]], shortcut_weight: float | None
 ) -> list[float]:
     """Weights for the terms of a sum; a term that occurs again has all its weight at the first."""
-    total = combined(({leaf: 1.0}, weight) for leaf, weight in leaves)
+    total = combine(({leaf: 1.0}, weight) for leaf, weight in leaves)
     once = [total.pop(leaf, 0.0) for leaf, _ in leaves]
     nodes = [leaf for (leaf, _), weight in zip(leaves, once, strict=True) if weight]
     shortcuts = _shortcuts(graph, nodes)

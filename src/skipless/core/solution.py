@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .activations import Activation, Array, activation, activation_names, transform
-from .maps import c_map, demand_cosines, q_map, tabulated_c_map
+from .maps import c_map, q_map, require_cosines, tabulated_c_map
 
 _MOST_RESIDUAL = 1e-10
 
@@ -116,7 +116,7 @@ class Solution:
 
         def checked(c: npt.ArrayLike) -> Array:
             cosines = np.asarray(c, float)
-            demand_cosines(cosines)
+            require_cosines(cosines)
             return mapped(cosines)
 
         return checked
@@ -134,7 +134,9 @@ class Solution:
     def largest_residual(self) -> float:
         return max((abs(r) for r in self.residuals.values()), default=0.0)
 
-    def checked(self, targets: Mapping[str, float], attained: Mapping[str, float]) -> Solution:
+    def with_residuals(
+        self, targets: Mapping[str, float], attained: Mapping[str, float]
+    ) -> Solution:
         """This solution with its targets and residuals, if none of these is large."""
         residuals = {
             name: (attained[name] - target) / max(1.0, abs(target))
@@ -149,7 +151,7 @@ class Solution:
         return replace(self, targets=dict(targets), residuals=residuals)
 
 
-def give_way(clamp: bool, name: str, asked: float, nearest: float, why: str) -> float:
+def clamp_or_raise(clamp: bool, name: str, asked: float, nearest: float, why: str) -> float:
     """The nearest target, with a warning, if it may be taken; else the error that says why not."""
     if not math.isfinite(nearest):
         raise UnreachableTargetError(
@@ -168,7 +170,7 @@ def give_way(clamp: bool, name: str, asked: float, nearest: float, why: str) -> 
     return nearest
 
 
-def demand_solution(solution: object) -> None:
+def require_solution(solution: object) -> None:
     """Refuse what is no solution, such as the method that is to find one."""
     if not isinstance(solution, Solution):
         raise TypeError(
@@ -193,8 +195,8 @@ class TAT:
     tau: float = 0.3
 
     def __post_init__(self) -> None:
-        _demand("eta", self.eta, 0.0, 1.0, "0.9 or 0.95")
-        _demand("tau", self.tau, 0.0, math.inf, "0.2 to 0.5")
+        _require_between("eta", self.eta, 0.0, 1.0, "0.9 or 0.95")
+        _require_between("tau", self.tau, 0.0, math.inf, "0.2 to 0.5")
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ class DKS:
     zeta: float = 1.5
 
     def __post_init__(self) -> None:
-        _demand("zeta", self.zeta, 1.0, math.inf, "1.5, 10 or 100")
+        _require_between("zeta", self.zeta, 1.0, math.inf, "1.5, 10 or 100")
 
 
 @dataclass(frozen=True)
@@ -226,13 +228,13 @@ class EOC:
 
     def __post_init__(self) -> None:
         if self.sigma_b != 0.0:
-            _demand("sigma_b", self.sigma_b, 0.0, math.inf, "0 to 0.5")
+            _require_between("sigma_b", self.sigma_b, 0.0, math.inf, "0 to 0.5")
 
 
 Method = TAT | DKS | EOC
 
 
-def _demand(name: str, value: object, low: float, high: float, usual: str) -> None:
+def _require_between(name: str, value: object, low: float, high: float, usual: str) -> None:
     """Refuse what is no number between `low` and `high`."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(

@@ -19,14 +19,21 @@ from scipy.optimize import brentq
 
 from .activations import Activation, activation
 from .activations import activation as look_up
-from .curves import DKS_CONDITIONS, TAT_CONDITIONS, Conditions, Point, nearest, points, reachable
+from .curves import (
+    DKS_CONDITIONS,
+    TAT_CONDITIONS,
+    Conditions,
+    Transformation,
+    nearest_transformation,
+    reachable_range,
+    transformations,
+)
 from .edge import eoc
-from .gaussian import Moments, confirmed_moments, moments
-from .graph import Activation as ActivationNode
-from .graph import Graph
+from .gaussian import Moments, moments, tanh_sinh_moments
+from .graph import Graph, Nonlinearity
 from .maps import arc_gap
 from .network import max_c_value, max_curvature, max_slope, propagate
-from .solution import DKS, EOC, TAT, Method, Solution, UnreachableTargetError, give_way
+from .solution import DKS, EOC, TAT, Method, Solution, UnreachableTargetError, clamp_or_raise
 
 
 def tat_leaky_relu(graph: Graph, eta: float, clamp: bool) -> Solution:
@@ -37,7 +44,7 @@ def tat_leaky_relu(graph: Graph, eta: float, clamp: bool) -> Solution:
         return max_c_value(graph, lambda c: min(1.0, c + k * arc_gap(c)))
 
     def gap(kappa: float) -> float:
-        return _straightened(c_at_zero(kappa)) - _straightened(eta)
+        return _straighten(c_at_zero(kappa)) - _straighten(eta)
 
     if (most := c_at_zero(1.0)) < eta:
         why = (
@@ -46,18 +53,18 @@ def tat_leaky_relu(graph: Graph, eta: float, clamp: bool) -> Solution:
             f"Lower eta below that, deepen the network (a chain needs {_relu_depth(eta)} "
             "activations), lower its shortcut weights"
         )
-        eta, kappa = give_way(clamp, "C_f(0)", eta, most, why), 1.0
+        eta, kappa = clamp_or_raise(clamp, "C_f(0)", eta, most, why), 1.0
     else:
         # c_at_zero rises from zero at kappa = 0, a linear network, to `most` at kappa = 1, ReLU.
         kappa = float(brentq(gap, 0.0, 1.0, xtol=1e-300, rtol=1e-15))
     alpha = negative_slope(kappa)
     gamma = math.sqrt(2.0 / (1.0 + alpha * alpha))
-    m = confirmed_moments(activation("leaky_relu", alpha), 1.0, 0.0)
+    m = tanh_sinh_moments(activation("leaky_relu", alpha), 1.0, 0.0)
     local = m.conditions(gamma, 0.0)
     # C(0) = κ/π by quadrature, so that μ⁰ does not rest on the closed form alone.
     local["mu0"] = c_at_zero(math.pi * local["C(0)"])
     found = Solution("leaky_relu", negative_slope=alpha, output_scale=gamma)
-    return found.checked({"Q(1)": 1.0, "C'(1)": 1.0, "mu0": eta}, local)
+    return found.with_residuals({"Q(1)": 1.0, "C'(1)": 1.0, "mu0": eta}, local)
 
 
 def dks_leaky_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solution:
@@ -73,10 +80,10 @@ def dks_leaky_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solu
             f"it needs C'(1) = {slope:.4g} in every layer, and the steepest map that a leaky ReLU "
             f"has, at negative slope -1, is {steepest:.4g}. Lower zeta, deepen the network"
         )
-        zeta = give_way(clamp, "C_f'(1)", zeta, max_slope(graph, steepest), why)
+        zeta = clamp_or_raise(clamp, "C_f'(1)", zeta, max_slope(graph, steepest), why)
         slope = steepest
     alpha = negative_slope(min(2.0, math.pi * (1.0 - 1.0 / slope)))
-    m = confirmed_moments(activation("leaky_relu", alpha), 1.0, 0.0)
+    m = tanh_sinh_moments(activation("leaky_relu", alpha), 1.0, 0.0)
     found = Solution(
         "leaky_relu",
         negative_slope=alpha,
@@ -85,7 +92,7 @@ def dks_leaky_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solu
         output_shift=-float(m.mean),
     )
     targets = {"Q(1)": 1.0, "Q'(1)": 1.0, "C(0)": 0.0, "C'(1)": slope, "mu1": zeta}
-    return found.checked(targets, _dks_attained(graph, found, m))
+    return found.with_residuals(targets, _dks_attained(graph, found, m))
 
 
 def dks_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solution:
@@ -110,10 +117,13 @@ def dks_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solution:
             f"it needs C'(1) = {slope:.6g} in every layer, and a shift of ReLU that meets its kink "
             f"at all gives no more than {reached:.6g}. Change the target or the depth"
         )
-        zeta, slope = give_way(clamp, "C_f'(1)", zeta, max_slope(graph, reached), why), reached
+        zeta, slope = (
+            clamp_or_raise(clamp, "C_f'(1)", zeta, max_slope(graph, reached), why),
+            reached,
+        )
     else:
         beta = float(brentq(gap, low, high, xtol=1e-14, rtol=1e-15))
-    m = confirmed_moments(relu, 1.0, beta)
+    m = tanh_sinh_moments(relu, 1.0, beta)
     found = Solution(
         "relu",
         input_shift=beta,
@@ -121,7 +131,7 @@ def dks_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solution:
         output_shift=-float(m.mean),
     )
     targets = {"Q(1)": 1.0, "C(0)": 0.0, "C'(1)": slope, "mu1": zeta}
-    return found.checked(targets, _dks_attained(graph, found, m))
+    return found.with_residuals(targets, _dks_attained(graph, found, m))
 
 
 def negative_slope(kappa: float) -> float:
@@ -129,7 +139,7 @@ def negative_slope(kappa: float) -> float:
     return (1.0 - kappa) / (1.0 + math.sqrt(kappa * (2.0 - kappa)))
 
 
-def _straightened(c: float) -> float:
+def _straighten(c: float) -> float:
     """1/√(1 - c): nearly linear in κ, as in the proof of proposition 3, so that roots come fast."""
     return 1.0 / math.sqrt(max(1.0 - c, 1e-18))
 
@@ -165,11 +175,11 @@ def tat_smooth(graph: Graph, tau: float, phi: Activation, clamp: bool) -> Soluti
         span = _span(phi, TAT_CONDITIONS, "TAT")
         point = _nearest(phi, TAT_CONDITIONS, tau / multiple)
         why = _why(phi, "C''(1)", tau / multiple, span, lambda r: multiple * r)
-        tau = give_way(clamp, "C_f''(1)", tau, multiple * point.reading, why)
+        tau = clamp_or_raise(clamp, "C_f''(1)", tau, multiple * point.reading, why)
     local = _conditions(phi, point)
     local["mu2"] = max_curvature(graph, local["C''(1)"])
     targets = {"Q(1)": 1.0, "Q'(1)": 1.0, "C'(1)": 1.0, "C''(1)": tau / multiple, "mu2": tau}
-    return _solution(phi, point).checked(targets, local)
+    return _solution(phi, point).with_residuals(targets, local)
 
 
 def dks_smooth(graph: Graph, zeta: float, slope: float, phi: Activation, clamp: bool) -> Solution:
@@ -181,18 +191,20 @@ def dks_smooth(graph: Graph, zeta: float, slope: float, phi: Activation, clamp: 
         point = _nearest(phi, families, slope - 1.0)
         globally: Callable[[float], float] = lambda r: max_slope(graph, 1.0 + r)
         why = _why(phi, "C'(1) - 1", slope - 1.0, span, globally)
-        zeta = give_way(clamp, "C_f'(1)", zeta, globally(point.reading), why)
+        zeta = clamp_or_raise(clamp, "C_f'(1)", zeta, globally(point.reading), why)
         slope = 1.0 + point.reading
     local = _conditions(phi, point)
     local["mu1"] = max_slope(graph, local["C'(1)"])
     targets = {"Q(1)": 1.0, "Q'(1)": 1.0, "C(0)": 0.0, "C'(1)": slope, "mu1": zeta}
-    return _solution(phi, point).checked(targets, local)
+    return _solution(phi, point).with_residuals(targets, local)
 
 
-def _best(phi: Activation, families: tuple[Conditions, ...], target: float) -> Point | None:
+def _best(
+    phi: Activation, families: tuple[Conditions, ...], target: float
+) -> Transformation | None:
     if phi.degree is not None:
         return None
-    candidates = (point for c in families for point in points(phi, c, target))
+    candidates = (point for c in families for point in transformations(phi, c, target))
     return next(candidates, None)
 
 
@@ -204,7 +216,7 @@ def _span(phi: Activation, families: tuple[Conditions, ...], method: str) -> tup
             "than free parameters. Use leaky_relu, which is shaped by its negative slope, or "
             "another activation."
         )
-    spans = [span for conditions in families if (span := reachable(phi, conditions))]
+    spans = [span for conditions in families if (span := reachable_range(phi, conditions))]
     if not spans:
         raise UnreachableTargetError(
             f"{method} was asked for {phi.name}, but no input scale and shift give it Q(1) = 1 and "
@@ -213,9 +225,9 @@ def _span(phi: Activation, families: tuple[Conditions, ...], method: str) -> tup
     return min(low for low, _ in spans), max(high for _, high in spans)
 
 
-def _nearest(phi: Activation, families: tuple[Conditions, ...], target: float) -> Point:
+def _nearest(phi: Activation, families: tuple[Conditions, ...], target: float) -> Transformation:
     """The solution whose reading is nearest to a `target` that has none."""
-    ends = [point for c in families if (point := nearest(phi, c, target))]
+    ends = [point for c in families if (point := nearest_transformation(phi, c, target))]
     return min(ends, key=lambda point: abs(math.log(point.reading / target)))
 
 
@@ -234,13 +246,13 @@ def _why(
     )
 
 
-def _conditions(phi: Activation, point: Point) -> dict[str, float]:
+def _conditions(phi: Activation, point: Transformation) -> dict[str, float]:
     """Every local condition at `point`, by the second quadrature."""
-    m = confirmed_moments(phi, point.alpha, point.beta)
+    m = tanh_sinh_moments(phi, point.alpha, point.beta)
     return m.conditions(point.gamma, point.delta)
 
 
-def _solution(phi: Activation, point: Point) -> Solution:
+def _solution(phi: Activation, point: Transformation) -> Solution:
     return replace(
         Solution.of(phi),
         input_scale=point.alpha,
@@ -259,7 +271,7 @@ def solve(
 ) -> Solution:
     r"""The activation and the initial variances with which `graph` meets the targets of `method`.
 
-    Of several solutions it takes the one with the most stable Q map (`curves.points` says how).
+    Of several solutions it takes the one with the most stable Q map (`core.curves` says how).
     Its conditions are checked by a second quadrature, to 1e-10, before it is returned. If no
     solution exists, `UnreachableTargetError` says what can be reached; with `clamp=True` the
     nearest target within reach is taken instead, with a `ClampedTargetWarning`.
@@ -270,7 +282,7 @@ def solve(
     >>> solution.targets["mu0"], solution.largest_residual < 1e-10
     (0.9, True)
     """
-    _demand_kinds(graph, method)
+    _require_types(graph, method)
     phi = look_up(activation)
     if graph.depth == 0:
         raise ValueError(
@@ -278,7 +290,7 @@ def solve(
             "graph leads to its output. Give a graph with at least one."
         )
     if not (phi.degree == 1.0 and isinstance(method, TAT | EOC)):
-        _demand_unit_q(graph, phi)
+        _require_unit_q(graph, phi)
     match method:
         case TAT(eta=eta, tau=tau):
             if phi.negative_slope is not None:
@@ -297,7 +309,7 @@ def solve(
             assert_never(method)
 
 
-def _demand_kinds(graph: object, method: object) -> None:
+def _require_types(graph: object, method: object) -> None:
     """Refuse what is no graph or no method, with the words that were probably meant."""
     if not isinstance(graph, Graph):
         raise TypeError(
@@ -326,9 +338,9 @@ def _slope_for(graph: Graph, zeta: float) -> float:
     return math.exp(float(brentq(gap, low, high, xtol=1e-300, rtol=1e-15)))
 
 
-def _demand_unit_q(graph: Graph, phi: Activation) -> None:
+def _require_unit_q(graph: Graph, phi: Activation) -> None:
     """Refuse a graph whose sums change q: only a homogeneous φ has the same C map at every q."""
-    if (found := _first_other_q(graph)) is not None:
+    if (found := _first_off_unit_q(graph)) is not None:
         node, q = found
         where = f" ({node.origin})" if node.origin else ""
         raise ValueError(
@@ -340,10 +352,10 @@ def _demand_unit_q(graph: Graph, phi: Activation) -> None:
 
 
 @lru_cache(maxsize=64)
-def _first_other_q(graph: Graph) -> tuple[ActivationNode, float] | None:
+def _first_off_unit_q(graph: Graph) -> tuple[Nonlinearity, float] | None:
     """The first activation that does not receive q = 1, and what it receives."""
     at = propagate(graph, q_map=lambda q: q, c_map=lambda c, _: c)
     for node in graph.nodes:
-        if isinstance(node, ActivationNode) and abs((q := at[node.input].q) - 1.0) > 1e-9:
+        if isinstance(node, Nonlinearity) and abs((q := at[node.input].q) - 1.0) > 1e-9:
             return node, q
     return None

@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 
 from skipless.core import activations as core
 from skipless.core.activations import Member
-from skipless.core.solution import Solution, demand_solution
+from skipless.core.solution import Solution, require_solution
 
 Function = Callable[[Array], Array]
 
@@ -213,6 +213,6 @@ def shaped(solution: Solution, function: Function | None = None) -> Shaped:
     >>> bool(jnp.allclose(shaped(tanh)(0.3), tanh(0.3)))
     True
     """
-    demand_solution(solution)
+    require_solution(solution)
     used = {name: v for name in _CONSTANTS if (v := solution.parameters[name]) is not None}
     return Shaped(activation(solution.base) if function is None else function, **used)

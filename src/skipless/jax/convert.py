@@ -24,11 +24,10 @@ from jax.typing import ArrayLike
 
 from skipless.core import activations as core
 from skipless.core.activations import Activation
-from skipless.core.graph import Activation as ActivationNode
-from skipless.core.graph import Graph, Sum, inputs_of
+from skipless.core.graph import Graph, Nonlinearity, Sum, inputs_of
 from skipless.core.network import Point
 from skipless.core.predict import approximations, predict
-from skipless.core.rescale import combined, in_residual_form, normalised
+from skipless.core.rescale import combine, normalise_sums, to_residual_form
 from skipless.core.solution import TAT, Method, Solution
 from skipless.core.solve import solve
 
@@ -434,7 +433,7 @@ def convert(
     _demand_all_held(_traced(model, example, lambda x: x), type(model).__name__)
     graph = _traced(model, example, jnp.tanh)
     _demand_normalised(graph)
-    graph = normalised(graph)  # in float64, that is
+    graph = normalise_sums(graph)  # in float64, that is
     solution = solve(graph, method, activation, clamp=clamp)
     replace(
         model,
@@ -477,7 +476,7 @@ def _traced(model: nnx.Module, example: ArrayLike, function: Function) -> Graph:
 def _demand_all_held(graph: Graph, name: str) -> None:
     """Refuse `graph`, in which all held activations are the identity, if it has others."""
     nodes = [graph.nodes[i] for i in sorted(graph.live)]
-    left = [node.origin for node in nodes if isinstance(node, ActivationNode)]
+    left = [node.origin for node in nodes if isinstance(node, Nonlinearity)]
     if left:
         places = ", ".join(dict.fromkeys(filter(None, left)))
         raise UnsupportedModelError(
@@ -489,7 +488,7 @@ def _demand_all_held(graph: Graph, name: str) -> None:
 
 
 def _demand_normalised(graph: Graph) -> None:
-    if in_residual_form(graph) != graph:
+    if to_residual_form(graph) != graph:
         raise UnsupportedModelError(
             "A shortcut starts behind an activation and ends before the next one, as in "
             "activation(x + branch(x)), where q values grow from block to block. Let shortcuts "
@@ -498,7 +497,7 @@ def _demand_normalised(graph: Graph) -> None:
     parts: list[dict[int, float]] = []
     for index, node in enumerate(graph.nodes):
         terms = zip((parts[i] for i in inputs_of(node)), getattr(node, "weights", ()), strict=False)
-        parts.append(combined(terms) if isinstance(node, Sum) else {index: 1.0})
+        parts.append(combine(terms) if isinstance(node, Sum) else {index: 1.0})
     live = [graph.nodes[index] for index in sorted(graph.live)]
     # A sum of sums is one, which counts where something else reads it, or where the model ends.
     read = [i for node in live if not isinstance(node, Sum) for i in inputs_of(node)]

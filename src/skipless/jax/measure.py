@@ -33,7 +33,7 @@ from skipless.core.measure import (
     demand_something_to_check,
     stacked,
 )
-from skipless.core.solution import Solution, demand_solution
+from skipless.core.solution import Solution, require_solution
 
 from .init import Distribution
 from .init import draw as drawn_weights
@@ -203,7 +203,7 @@ def check(
     >>> check(model, weights, jnp.zeros((1, 100)), solution=trelu, seeds=5).agrees
     True
     """
-    demand_solution(solution)
+    require_solution(solution)
     demand_something_to_check(cosines, pairs, tolerance)
     place = input_place(example_args)
     example = example_args[place]

@@ -22,7 +22,7 @@ from keras import ops
 
 from skipless.core import activations as core
 from skipless.core.activations import Member
-from skipless.core.solution import Solution, demand_solution
+from skipless.core.solution import Solution, require_solution
 
 # To a type checker, operations of Keras may return None.
 # pyright: reportOptionalOperand=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -317,7 +317,7 @@ class ShapedActivation(keras.layers.Layer):
         >>> ShapedActivation.from_solution(solve(Graph.chain(50), DKS(), "tanh")).phi
         'tanh'
         """
-        demand_solution(solution)
+        require_solution(solution)
         defaults = {
             "input_scale": 1.0,
             "input_shift": 0.0,

@@ -24,7 +24,7 @@ from skipless.core.convert import Change, Sums, Term, demand_same, layers_at_nor
 from skipless.core.graph import Graph
 from skipless.core.network import Point
 from skipless.core.predict import approximations, predict
-from skipless.core.rescale import in_residual_form, normalised_weights, reweighted
+from skipless.core.rescale import normalised_weights, reweight, to_residual_form
 from skipless.core.solution import TAT, Method, Solution
 from skipless.core.solve import solve
 from skipless.core.trace import UnsupportedModelError
@@ -266,7 +266,7 @@ class _Writer:
             assert tensor.call.operation is not None
             name = self.copies.free(tensor.call.operation.name, tensor.call.path)
             self._written[tensor] = WeightedAdd(new, name=name, dtype=tensor.dtype)(values)
-        if (change := self._sums.reweighted(step)) is not None:
+        if (change := self._sums.reweight(step)) is not None:
             self._changed(change, tensor)
 
     def _value(self, term: Term[Tensor]) -> Any:
@@ -406,9 +406,9 @@ def convert(
     """
     reading = read(model, example)
     _demand_no_probability(reading)
-    form = in_residual_form(reading.graph)
+    form = to_residual_form(reading.graph)
     weights = normalised_weights(form, shortcut_weight)
-    graph = reweighted(form, weights)
+    graph = reweight(form, weights)
     solution = solve(graph, method, activation, clamp=clamp)
 
     copies = Copies(solution.sigma_w, solution.sigma_b, seed)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
 
-from skipless.core.graph import Activation, Graph
+from skipless.core.graph import Graph, Nonlinearity
 from skipless.core.network import fold, propagate
 from skipless.core.solution import DKS, EOC, TAT, Method, Solution
 from skipless.core.solve import solve
@@ -69,7 +69,7 @@ def solved_curve(graph: Graph, method: Method, solution: Solution) -> CMapCurve:
     layers = [
         point.c
         for node, point in zip(graph.nodes, along, strict=True)
-        if isinstance(node, Activation)
+        if isinstance(node, Nonlinearity)
     ]
     return CMapCurve(
         label=label(method, solution),
@@ -199,10 +199,10 @@ def _named(model: str, shortcut_weight: float | None) -> Graph:
 
 
 def _converted(model: str, shortcut_weight: float | None, shape: Sequence[int] | None) -> Graph:
-    from skipless.core.rescale import in_residual_form, normalised_weights, reweighted
+    from skipless.core.rescale import normalised_weights, reweight, to_residual_form
     from skipless.torch.trace import trace
 
     from .candidates import imported, made
 
-    graph = in_residual_form(trace(*made(model, imported(model), {}, shape)))
-    return reweighted(graph, normalised_weights(graph, shortcut_weight))
+    graph = to_residual_form(trace(*made(model, imported(model), {}, shape)))
+    return reweight(graph, normalised_weights(graph, shortcut_weight))

@@ -26,7 +26,7 @@ from torch.compiler import is_dynamo_compiling
 
 from skipless.core import activations as core
 from skipless.core.activations import Member
-from skipless.core.solution import Solution, demand_solution
+from skipless.core.solution import Solution, require_solution
 
 Function = Callable[[Tensor], Tensor]
 
@@ -208,7 +208,7 @@ class ShapedActivation(nn.Module):
         >>> ShapedActivation.from_solution(solve(Graph.chain(50), DKS(), "tanh")).name
         'tanh'
         """
-        demand_solution(solution)
+        require_solution(solution)
         names = ("input_scale", "input_shift", "output_scale", "output_shift")
         used = {n: v for n in names if (v := solution.parameters[n]) is not None}
         if function is not None:

@@ -22,7 +22,7 @@ from skipless.core.convert import Change, Sums, Term, demand_same, layers_at_nor
 from skipless.core.graph import Graph
 from skipless.core.network import Point
 from skipless.core.predict import approximations, predict
-from skipless.core.rescale import in_residual_form, normalised_weights, reweighted
+from skipless.core.rescale import normalised_weights, reweight, to_residual_form
 from skipless.core.solution import TAT, Method, Solution
 from skipless.core.solve import solve
 from skipless.tables import table
@@ -214,7 +214,7 @@ class _Writer:
                 self._changed("shortcut taken from before the activation", node)
         assert total is not None
         self._written[node] = total
-        if (change := self._sums.reweighted(step)) is not None:
+        if (change := self._sums.reweight(step)) is not None:
             self._changed(change, node)
 
     def _value(self, term: Term[fx.Node]) -> fx.Node:
@@ -428,9 +428,9 @@ def convert(
     """
     original, model = model, _copied(model)
     reading = read(model, example, dynamic=True)
-    form = in_residual_form(reading.graph)
+    form = to_residual_form(reading.graph)
     weights = normalised_weights(form, shortcut_weight)
-    graph = reweighted(form, weights)
+    graph = reweight(form, weights)
     solution = solve(graph, method, activation, clamp=clamp)
 
     build = partial(_activation, solution, function, example.device)

@@ -36,7 +36,7 @@ from skipless.core.measure import (
     demand_something_to_check,
     stacked,
 )
-from skipless.core.solution import Solution, demand_solution
+from skipless.core.solution import Solution, require_solution
 
 from .init import Distribution, draw_
 from .operations import PERMUTATIONS, operation, permuted, sizes
@@ -250,7 +250,7 @@ def check(
     True
     """
     solution = solution or _solution_of(model)
-    demand_solution(solution)
+    require_solution(solution)
     demand_something_to_check(cosines, pairs, tolerance)
     network = copy.deepcopy(model)
     law = partial(
