@@ -47,7 +47,7 @@ _LIBRARY_CALLS: tuple[tuple[CallKind, str, str], ...] = (
     ("dropout", r"equinox/nn/_dropout\.py", r"Dropout\.__call__"),
     ("dropout", r"keras/src/layers/regularization/\w*dropout\.py", r"\w+\.call"),
     ("resize", r"jax/_src/image/scale\.py", r"_?resize|_?scale_and_translate"),
-    ("shaped", r"skipless/jax/(nnx/)?activations\.py", r"Shaped(Activation)?\.__call__"),
+    ("shaped", r"skipless/jax/(activations|convert)\.py", r"Shaped(Activation)?\.__call__"),
     ("normalised input", r"skipless/jax/normalize\.py", r"normalize_per_(location|sample)"),
     ("probabilities", r"jax/_src/nn/functions\.py", r"(log_)?softmax|_softmax\w*"),
 )
