@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"core", "torch"},
     "train": {"record"},
     "report": {"record"},
-    "frameworks": {PACKAGE, "core"},
+    "frameworks": {PACKAGE, "core", "torch", "jax", "keras"},
     "runs": {PACKAGE} | ROOMS - {"paper", "cli"},
     "paper": {PACKAGE} | ROOMS - {"cli"},
     "cli": {PACKAGE} | ROOMS,

@@ -93,6 +93,23 @@ def test_a_room_that_is_imported_by_its_name_tells_the_extra_too(room, hidden, e
     )
 
 
+def test_rooms_are_found_by_dir_and_on_first_use() -> None:
+    rooms = {"jax", "keras", "models", "onnx", "optim", "torch"}
+    assert rooms | set(skipless.__all__) == set(dir(skipless))
+    for name in rooms:
+        assert getattr(skipless, name).__name__ == f"skipless.{name}"
+
+
+@pytest.mark.parametrize("name", ["optim", "models", "onnx"])
+def test_rooms_without_torch_name_the_extra_that_brings_it(name: str) -> None:
+    hidden = f"import sys; sys.modules['torch'] = None; import skipless; skipless.{name}"
+    result = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True)
+    assert result.stderr.splitlines()[-1] == (
+        f"ImportError: skipless.{name} needs torch, which is not installed: "
+        "pip install 'skipless[torch]'"
+    )
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nonsense"):
         _ = skipless.nonsense  # pyright: ignore[reportAttributeAccessIssue]

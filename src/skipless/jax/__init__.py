@@ -5,7 +5,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError(
         f"skipless.jax needs {error.name}, which is not installed: pip install 'skipless[jax]'"
-    ) from error
+    ) from None
 
 from skipless.core.measure import Check, Measurement
 from skipless.core.trace import UnsupportedModelError

@@ -6,11 +6,11 @@ except ModuleNotFoundError as error:
     if error.name == "keras":
         raise ImportError(
             "skipless.keras needs keras, which is not installed: pip install 'skipless[keras]'"
-        ) from error
+        ) from None
     raise ImportError(
-        f"Keras is to run on {error.name}, which is not installed: pip install {error.name}, or "
-        "name another backend in KERAS_BACKEND: jax, tensorflow or torch"
-    ) from error
+        f"Keras needs its backend {error.name}, which is not installed: pip install {error.name}, "
+        "or set KERAS_BACKEND to tensorflow, jax or torch"
+    ) from None
 
 from .activations import ShapedActivation, TReLU, WeightedAdd, activation
 from .convert import ConversionReport, convert

@@ -5,7 +5,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError(
         f"skipless.torch needs {error.name}, which is not installed: pip install 'skipless[torch]'"
-    ) from error
+    ) from None
 
 from skipless.core.measure import Check, Measurement
 
