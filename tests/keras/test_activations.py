@@ -155,7 +155,7 @@ except ImportError as error:
             "keras",
             "skipless.keras needs keras, which is not installed: pip install 'skipless[keras]'\n",
         ),
-        ("jax", "Keras is to run on jax, which is not installed: pip install jax, or name another"),
+        ("jax", "Keras needs its backend jax, which is not installed: pip install jax, or set"),
     ],
 )
 def test_one_line_says_what_is_missing(missing, says, how) -> None:
