@@ -7,15 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from skipless import Graph
+from skipless import Graph, Solution, activation
+from skipless.core.graph import Affine, Input
 from skipless.core.measure import (
     Check,
     Comparison,
     Estimate,
     Measurement,
     NodeMeasurement,
-    abbreviated,
+    check,
     compare,
+    pair_vectors,
 )
 from skipless.core.network import Point
 
@@ -80,9 +82,10 @@ def test_a_check_agrees_if_all_its_nodes_do_and_names_the_worst() -> None:
     assert not mixed.agrees
     assert mixed.worst is bad
     assert mixed.disagreements == (bad,)
-    assert "1 of 3 nodes DISAGREE by more than 0.1 + 4 standard errors: 3;" in str(mixed)
-    assert "✗" in str(bad)
-    assert "✗" not in str(good)
+    assert "1 of 3 nodes DISAGREE by more than 0.1 + 4 standard errors.\n" in str(mixed)
+    assert "Worst: node 3 (Affine, fc), Δc = +0.3000, Δq/q = +0.0000." in str(mixed)
+    assert "✗ 1 of 3" in str(mixed)
+    assert "✗" not in str(Check((good, good), 0.1, 5, 5))
     assert pickle.loads(pickle.dumps(mixed)) == mixed
 
 
@@ -93,8 +96,6 @@ def test_differences_are_given_in_standard_errors() -> None:
 
 
 def test_measurements_and_predictions_meet_by_node_and_dead_ends_are_left_out() -> None:
-    from skipless.core.graph import Affine, Input
-
     graph = Graph([Input(), Affine(0), Affine(0)])  # node 1 leads nowhere
     q = np.arange(8.0).reshape(2, 2, 2)
     measured = Measurement.of(graph, q, q / 10.0)
@@ -106,7 +107,50 @@ def test_measurements_and_predictions_meet_by_node_and_dead_ends_are_left_out() 
     assert "one draw" in str(replace(measured, seeds=1))
 
 
-def test_long_tables_lose_their_middle() -> None:
-    rows = [str(i) for i in range(100)]
-    assert list(abbreviated(rows, 2, 1)) == ["0", "1", "    … 97 more …", "99"]
-    assert list(abbreviated(rows[:4], 2, 1)) == rows[:4]
+def test_a_check_of_a_deep_chain_prints_one_row_for_its_layers() -> None:
+    graph = Graph.chain(50)
+    values = np.random.default_rng(0).uniform(size=(3, 101, 4))
+    measured = Measurement.of(graph, values, values)
+    rows = compare([Point(1.0, 0.5)] * 101, measured, 0.1, 0.0)
+    text = str(Check(rows, 0.1, 3, 4))
+    assert len(text.splitlines()) < 12
+    assert max(map(len, text.splitlines())) <= 100
+    assert "50 layers" in text
+    assert "None" not in text
+    assert max(map(len, str(measured).splitlines())) <= 100
+
+
+class Chain:
+    """A network of one layer that multiplies by a given number."""
+
+    graph = Graph([Input(), Affine(0)])
+    start_shape = (4, 3)
+    channel_axis = 0
+
+    def __call__(self, start: np.ndarray, weight: float) -> tuple[np.ndarray, np.ndarray]:
+        values = [start, weight * start]
+        q = [np.mean(v**2, axis=(1, 2)) for v in values]
+        c = [np.mean(v[::2] * v[1::2], axis=(1, 2)) / 1.0 for v in values]
+        return np.array([row[::2] for row in q]), np.array([c[0], c[1] / weight**2])
+
+
+def test_a_check_gives_every_draw_the_same_pairs_of_each_cosine() -> None:
+    solution = Solution.of(activation("identity"))
+    found = check(Chain(), solution, [1.0, -1.0, 1.0], (0.5, -0.25), pairs=3, tolerance=0.0)
+    assert found.agrees
+    assert (found.seeds, found.pairs) == (3, 3)
+    assert [row.cosine for row in found.comparisons] == [0.5, 0.5, -0.25, -0.25]
+    assert [row.measured.c.mean for row in found.comparisons] == pytest.approx(
+        [0.5, 0.5, -0.25, -0.25], abs=1e-6
+    )
+    scaled = check(Chain(), solution, [1.1] * 3, (0.5,), pairs=3, tolerance=0.1)
+    assert scaled.worst.q_difference == pytest.approx(0.21, abs=1e-5)
+    assert not scaled.agrees
+
+
+@pytest.mark.parametrize("cosine", [-1.0, -0.3, 0.0, 0.8, 1.0])
+def test_pairs_of_vectors_have_q_one_and_the_cosine(cosine: float) -> None:
+    x = pair_vectors(np.random.default_rng(0), 5, 7, cosine)
+    np.testing.assert_allclose((x**2).mean(axis=1), 1.0, rtol=1e-14)
+    np.testing.assert_allclose((x[::2] * x[1::2]).mean(axis=1), cosine, atol=1e-14)
+    assert not np.allclose(x[0], x[2])

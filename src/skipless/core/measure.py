@@ -1,32 +1,35 @@
 """Predicted against measured: q and c at every node of a network, and whether the two agree.
 
-Nothing here knows a framework: `skipless.torch.measure` takes the numbers from a real network.
-
-The q and c values of pairs of samples, as a framework takes them from a network.
-
-`agreement` makes estimates of them.
+Nothing here knows a framework. An adapter replays a recorded network and returns the q and c values
+of pairs of samples. This module makes the pairs, turns the values into estimates, and compares them
+with the theory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from skipless.tables import table
 
 from .activations import Array
 from .graph import Graph, Sum
 from .network import Point
 from .predict import predict
 from .solution import Solution
+from .summary import abbreviate, kind_of, layer_rows, number_range, row_name
 
 TOLERANCE = 0.05  # the check of skipless.torch says why
 STANDARD_ERRORS = 4.0  # what chance may add to the tolerance
 _ROUNDING = 1e-5  # of a deep network in float32
+
+T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
+W = TypeVar("W", contravariant=True)  # a framework's own form of freshly drawn weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Estimate:
 
         Pairs that went through the same weights are not independent, so the standard error is that
         of the means of the seeds. With one seed it is that of the pairs, for these weights. A pair
-        without a cosine, for one of its samples is zero, is nan and is left out.
+        without a cosine, because one of its samples is zero, is nan and is left out.
 
         >>> Estimate.of(np.array([[1.0, 3.0], [2.0, 6.0]]))  # means 2 and 4: 3 ± √2 / √2
         Estimate(mean=3.0, error=1.0, spread=2.160246899469287)
@@ -86,7 +89,7 @@ class Measurement:
         measured = [
             NodeMeasurement(
                 node,
-                type(graph.nodes[node]).__name__,
+                kind_of(graph.nodes[node]),
                 graph.nodes[node].origin,
                 Estimate.of(q[:, row]),
                 Estimate.of(c[:, row]),
@@ -96,13 +99,13 @@ class Measurement:
         return cls(tuple(measured), seeds=q.shape[0], pairs=q.shape[2])
 
     def __str__(self) -> str:
-        head = f"Measured on {self.pairs} pairs, {_weights(self.seeds)}; ± one standard error"
         rows = [
-            f"{m.node:5}  {m.kind:<10}  {_number(m.q):>17}  {_number(m.c):>17}  {m.origin}".rstrip()
-            for m in self.nodes
+            [name, *_range_and_error([m.q for m in nodes]), *_range_and_error([m.c for m in nodes])]
+            for name, places in _rows(self.nodes)
+            for nodes in [[self.nodes[place] for place in places]]
         ]
-        columns = f"{'node':>5}  {'':<10}  {'q':>17}  {'c':>17}"
-        return "\n".join([head, columns.rstrip(), *abbreviated(rows)])
+        head = f"{self.pairs} pairs, {_count_draws(self.seeds)}; se: the largest standard error"
+        return f"{head}\n\n{table(['layers', 'q', 'se', 'c', 'se'], abbreviate(rows))}"
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ class Comparison:
 
     @property
     def c_deviation(self) -> float:
-        """The difference in c, in standard errors; 0 where it is but rounding."""
+        """The difference in c, in standard errors; 0 where it is only rounding."""
         if abs(self.c_difference) < _ROUNDING:
             return 0.0
         return self.c_difference / max(self.measured.c.error, _ROUNDING)
@@ -135,61 +138,31 @@ class Comparison:
     def error_ratio(self) -> float:
         """The difference over what is allowed, in q or c, whichever is larger; infinite if nan."""
         errors = (self.measured.q.error / self.predicted.q, self.measured.c.error)
-        strains = [
-            abs(difference) / (self.tolerance + STANDARD_ERRORS * _known(error) + _ROUNDING)
-            for difference, error in zip(
-                (self.q_difference, self.c_difference), errors, strict=True
-            )
+        differences = (self.q_difference, self.c_difference)
+        ratios = [
+            abs(difference)
+            / (self.tolerance + STANDARD_ERRORS * (0.0 if math.isnan(error) else error) + _ROUNDING)
+            for difference, error in zip(differences, errors, strict=True)
         ]
-        return math.inf if any(map(math.isnan, strains)) else max(strains)
+        return math.inf if any(map(math.isnan, ratios)) else max(ratios)
 
     @property
     def agrees(self) -> bool:
         """Whether q and c are within the tolerance and four standard errors."""
         return self.error_ratio <= 1.0
 
-    def __str__(self) -> str:
-        m, p = self.measured, self.predicted
-        difference = round(self.c_difference, 4) + 0.0  # no -0.0000
-        return (
-            f"{m.node:5}  {m.kind:<10}  {p.q:8.4f}  {_number(m.q):>17}  {p.c:8.4f}  "
-            f"{_number(m.c):>17}  {difference:+8.4f}  {self.c_deviation:+6.1f}  "
-            f"{'' if self.agrees else '✗':1}  {m.origin}"
-        ).rstrip()
-
-
-_COLUMNS = (
-    f"{'node':>5}  {'':<10}  {'q pred.':>8}  {'q measured':>17}  {'c pred.':>8}  "
-    f"{'c measured':>17}  {'Δc':>8}  {'Δc/se':>6}"
-)
-
 
 @dataclass(frozen=True)
 class Check:
-    """Predicted against measured at every node, from every cosine that the inputs started with."""
+    """Predicted against measured at every node, for every cosine of the inputs.
+
+    `comparisons` has all rows; `print` shows equal consecutive layers as one.
+    """
 
     comparisons: tuple[Comparison, ...]
     tolerance: float
     seeds: int
     pairs: int
-
-    @classmethod
-    def of(
-        cls,
-        graph: Graph,
-        solution: Solution,
-        samples: tuple[Array, Array],
-        cosines: Sequence[float],
-        tolerance: float,
-    ) -> Self:
-        """From q and c values of shape (seeds, nodes, pairs), the pairs of each cosine in turn."""
-        comparisons: list[Comparison] = []
-        parts = (np.split(values, len(cosines), axis=2) for values in samples)
-        for cosine, q, c in zip(cosines, *parts, strict=True):
-            points = predict(graph, solution, Point(1.0, cosine))
-            comparisons += compare(points, Measurement.of(graph, q, c), tolerance, cosine)
-        seeds, _, pairs = samples[0].shape
-        return cls(tuple(comparisons), tolerance, seeds, pairs // len(cosines))
 
     @property
     def agrees(self) -> bool:
@@ -205,40 +178,119 @@ class Check:
 
     @property
     def worst(self) -> Comparison:
-        """The node that strains what is allowed most."""
+        """The node with the largest `error_ratio`."""
         return max(self.comparisons, key=lambda row: row.error_ratio)
 
     @property
     def verdict(self) -> str:
-        """Whether all nodes agree, which do not, and which is the worst."""
-        wrong, all_ = self.disagreements, len(self.comparisons)
+        """Whether all nodes agree, how many do not, and which is the worst."""
+        wrong, total = len(self.disagreements), len(self.comparisons)
         allowed = f"{self.tolerance:g} + {STANDARD_ERRORS:g} standard errors"
-        count = f"{all_} nodes agree within {allowed}"
+        count = f"All {total} nodes agree within {allowed}."
         if wrong:
-            count = (
-                f"{len(wrong)} of {all_} nodes DISAGREE by more than {allowed}: {_listed(wrong)}"
-            )
+            count = f"{wrong} of {total} nodes DISAGREE by more than {allowed}."
         m = self.worst.measured
         where = f", {m.origin}" if m.origin else ""
         return (
-            f"{count}; worst is node {m.node} ({m.kind}{where}) with "
-            f"Δc = {self.worst.c_difference:+.4f} and Δq/q = {self.worst.q_difference:+.4f}"
+            f"{count}\nWorst: node {m.node} ({m.kind}{where}), "
+            f"Δc = {self.worst.c_difference:+.4f}, Δq/q = {self.worst.q_difference:+.4f}."
         )
 
     def __str__(self) -> str:
-        lines = [f"{self.pairs} pairs, {_weights(self.seeds)}; ± one standard error"]
+        parts = [f"{self.pairs} pairs, {_count_draws(self.seeds)}"]
         for cosine in dict.fromkeys(row.cosine for row in self.comparisons):
-            rows = [str(row) for row in self.comparisons if row.cosine == cosine]
-            lines += ["", f"from inputs of c = {cosine:g}", _COLUMNS, *abbreviated(rows)]
-        return "\n".join([*lines, "", self.verdict])
+            rows = [row for row in self.comparisons if row.cosine == cosine]
+            lines = [
+                _table_row(name, [rows[place] for place in places])
+                for name, places in _rows([row.measured for row in rows])
+            ]
+            head = ["layers", "q", "measured", "c", "measured", "Δc", "Δc/se", "disagree"]
+            width = len(head) if any(line[-1] for line in lines) else len(head) - 1
+            shown = table(head[:width], [line[:width] for line in abbreviate(lines)])
+            parts.append(f"inputs with c = {cosine:g}\n{shown}")
+        return "\n\n".join([*parts, self.verdict])
 
 
-def demand_something_to_check(cosines: Sequence[float], pairs: int, tolerance: float) -> None:
-    if not cosines or pairs < 1 or not tolerance >= 0.0:
-        raise ValueError(
-            f"cosines={tuple(cosines)}, pairs={pairs} and tolerance={tolerance:g} were asked for; "
-            "a check takes at least one cosine, one pair, and a tolerance of 0 or more."
-        )
+def _table_row(name: str, rows: Sequence[Comparison]) -> list[str]:
+    """One line for all `rows`: their ranges, and the differences of the worst."""
+    worst = max(rows, key=lambda row: row.error_ratio)
+    wrong = sum(not row.agrees for row in rows)
+    return [
+        name,
+        number_range([row.predicted.q for row in rows]),
+        number_range([row.measured.q.mean for row in rows]),
+        number_range([row.predicted.c for row in rows]),
+        number_range([row.measured.c.mean for row in rows]),
+        f"{round(worst.c_difference, 4) + 0.0:+.4f}",
+        f"{round(worst.c_deviation, 1) + 0.0:+.1f}",
+        f"✗ {wrong} of {len(rows)}" if wrong else "",
+    ]
+
+
+def _rows(nodes: Sequence[NodeMeasurement]) -> Iterator[tuple[str, list[int]]]:
+    """The rows of a table, each with its name and the places of its nodes."""
+    for places in layer_rows([m.kind for m in nodes]):
+        yield row_name([(nodes[place].kind, nodes[place].origin) for place in places]), places
+
+
+def _range_and_error(estimates: Sequence[Estimate]) -> tuple[str, str]:
+    error = max(estimate.error for estimate in estimates)
+    return number_range([estimate.mean for estimate in estimates]), f"{error:.4f}"
+
+
+def _count_draws(seeds: int) -> str:
+    return f"{seeds} draws of the weights" if seeds > 1 else "one draw of the weights"
+
+
+class Replay(Protocol[W]):
+    """A recorded network that runs again, from a start and with weights that it is given.
+
+    The start is what the graph begins with: the model's input, or what a layer that normalises the
+    input makes of it. `start_shape` is that of one sample, and `channel_axis` an axis of it.
+    """
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def start_shape(self) -> tuple[int, ...]: ...
+    @property
+    def channel_axis(self) -> int: ...
+    def __call__(self, start: npt.NDArray[np.float32], weights: W, /) -> tuple[Array, Array]:
+        """The q and c values of shape (live nodes, pairs)."""
+        ...
+
+
+def check(
+    replay: Replay[W],
+    solution: Solution,
+    draws: Iterable[W],
+    cosines: Sequence[float],
+    pairs: int,
+    tolerance: float,
+) -> Check:
+    """What `solution` predicts for a network, beside what is measured.
+
+    Args:
+        replay: The network, recorded for a batch of `batch_size(cosines, pairs)` samples.
+        solution: The solution that shaped it.
+        draws: Weights, once for every seed; each is given to `replay`.
+        cosines: Those of the pairs of inputs.
+        pairs: How many pairs there are for each cosine.
+        tolerance: What finite widths may add to a difference.
+    """
+    if not tolerance >= 0.0:
+        raise ValueError(f"tolerance must be 0 or more, got {tolerance:g} (typically 0.05)")
+    rng = np.random.default_rng(0)
+    shape, axis = replay.start_shape, replay.channel_axis
+    start = np.concatenate([pair_inputs(rng, shape, pairs, cosine, axis) for cosine in cosines])
+    q, c = stack([replay(start, weights) for weights in draws])
+    comparisons: list[Comparison] = []
+    parts = (np.split(values, len(cosines), axis=2) for values in (q, c))
+    for cosine, q_part, c_part in zip(cosines, *parts, strict=True):
+        points = predict(replay.graph, solution, Point(1.0, cosine))
+        measured = Measurement.of(replay.graph, q_part, c_part)
+        comparisons += compare(points, measured, tolerance, cosine)
+    return Check(tuple(comparisons), tolerance, len(q), pairs)
 
 
 def compare(
@@ -248,62 +300,59 @@ def compare(
     return tuple(Comparison(predicted[m.node], m, tolerance, cosine) for m in measured.nodes)
 
 
-def abbreviated(rows: Sequence[str], first: int = 12, last: int = 8) -> Iterator[str]:
-    """`rows`, or of a long list those at both ends."""
-    shown = range(len(rows))
-    if len(rows) > first + last + 1:
-        shown = [*range(first), *range(len(rows) - last, len(rows))]
-    yield rows[shown[0]]
-    for before, index in pairwise(shown):
-        if index != before + 1:
-            yield f"    … {index - before - 1} more …"
-        yield rows[index]
-
-
-def _listed(rows: Sequence[Comparison], most: int = 12) -> str:
-    """The numbers of the nodes, each once."""
-    nodes = [str(node) for node in sorted({row.measured.node for row in rows})]
-    rest = f" and {len(nodes) - most} more" if len(nodes) > most else ""
-    return ", ".join(nodes[:most]) + rest
-
-
-def _known(error: float) -> float:
-    return 0.0 if math.isnan(error) else error
-
-
-def _number(estimate: Estimate) -> str:
-    return f"{round(estimate.mean, 4) + 0.0:.4f} ± {estimate.error:.4f}"
-
-
-def _weights(seeds: int) -> str:
-    return f"{seeds} draws of the weights" if seeds > 1 else "one draw of the weights"
-
-
-T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
-
-
-def demand_batch_of_pairs(shape: tuple[int, ...]) -> None:
-    """Refuse inputs of a shape in which samples 0 and 1, 2 and 3, … are no pairs."""
-    if len(shape) < 2 or shape[0] < 2 or shape[0] % 2:
+def batch_size(cosines: Sequence[float], pairs: int) -> int:
+    """How many samples a check with these `cosines` and `pairs` takes."""
+    if not cosines or pairs < 1:
         raise ValueError(
-            f"inputs of shape {shape} were given, but a batch of pairs has an even number of "
-            "samples of one dimension or more. Use pair_inputs, or drop a sample."
+            "A check needs at least one cosine and one pair, got "
+            f"cosines={tuple(cosines)}, pairs={pairs}"
         )
+    return 2 * pairs * len(cosines)
 
 
-def demand_possible_pairs(cosine: float, channels: int, normalisation: str) -> None:
-    """Refuse a cosine that no samples have, or none of so few channels."""
+def pair_inputs(
+    rng: np.random.Generator, shape: Sequence[int], pairs: int, cosine: float, channel_axis: int
+) -> npt.NDArray[np.float32]:
+    """A batch of pairs of samples of `shape`, with the same channels at all locations."""
+    vectors = pair_vectors(rng, pairs, shape[channel_axis], cosine)
+    sizes = [1] * len(shape)
+    sizes[channel_axis] = shape[channel_axis]
+    batch = vectors.reshape(2 * pairs, *sizes).astype(np.float32)
+    return np.array(np.broadcast_to(batch, (2 * pairs, *shape)), order="C")
+
+
+def pair_vectors(rng: np.random.Generator, pairs: int, channels: int, cosine: float) -> Array:
+    """Random vectors of q value 1, of which 0 and 1, 2 and 3, … have that `cosine`.
+
+    >>> x = pair_vectors(np.random.default_rng(0), 2, 8, -0.5)
+    >>> x.shape, bool(np.allclose((x[0::2] * x[1::2]).mean(axis=1), -0.5))
+    ((4, 8), True)
+    """
     if not -1.0 <= cosine <= 1.0:
-        raise ValueError(f"A pair with a cosine of {cosine:g} was asked for; it is -1 to 1.")
+        raise ValueError(f"cosine must be in [-1, 1], got {cosine:g}")
     if channels < 2 and abs(cosine) < 1.0:
         raise ValueError(
-            f"Pairs with a cosine of {cosine:g} were asked for, but two samples of {channels} "
-            f"channel are alike or opposite. Use a cosine of 1 or -1, or {normalisation} to make "
-            "two channels of one."
+            f"Two samples of {channels} channel are alike or opposite, got cosine={cosine:g}. Use "
+            "1 or -1, or normalize_per_location, which makes two channels of one."
+        )
+    u, v = rng.standard_normal((2, pairs, channels))
+    u = u / np.linalg.norm(u, axis=1, keepdims=True)
+    v = v - np.sum(u * v, axis=1, keepdims=True) * u
+    v = v / np.linalg.norm(v, axis=1, keepdims=True) if channels > 1 else np.zeros_like(v)
+    second = cosine * u + math.sqrt(1.0 - cosine**2) * v
+    return math.sqrt(channels) * np.stack([u, second], axis=1).reshape(2 * pairs, channels)
+
+
+def require_batch_of_pairs(shape: tuple[int, ...]) -> None:
+    """Raise unless samples 0 and 1, 2 and 3, … of inputs of that shape are pairs."""
+    if len(shape) < 2 or shape[0] < 2 or shape[0] % 2:
+        raise ValueError(
+            "inputs must be a batch of pairs: an even number of samples with one axis or more, got "
+            f"shape {shape}. Use pair_inputs, or drop a sample."
         )
 
 
-def at_nodes(
+def values_at_nodes(
     graph: Graph,
     tensors: Mapping[int, tuple[T, float]],
     seen: Mapping[T, tuple[npt.ArrayLike, npt.ArrayLike]],
@@ -324,12 +373,34 @@ def at_nodes(
             assert len(node.inputs) == 1
             q, c = found[node.inputs[0]]
             found[index] = (q * node.weights[0] ** 2, c)
-    return stacked(list(found.values()))
+    return stack(list(found.values()))
 
 
-def stacked(samples: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """All q and all c values, with another dimension in front: of draws, or of nodes."""
+def stack(samples: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """All q and all c values, with another axis in front: of draws, or of nodes."""
     if not samples:
-        raise ValueError("No seed was given. Ask for one or more, such as seeds=10.")
+        raise ValueError("seeds must name at least one seed, got none (typically seeds=10)")
     q, c = zip(*samples, strict=True)
     return np.stack(q), np.stack(c)
+
+
+def seed_numbers(seeds: int | Iterable[int]) -> Iterable[int]:
+    """The first `seeds` numbers, or the seeds themselves."""
+    return range(seeds) if isinstance(seeds, int) else seeds
+
+
+def known_solution(model: object) -> Solution | None:
+    """The solution that shaped `model`, if the model carries it."""
+    # What `convert` returns has a report; the networks of `skipless.models` say what shaped them.
+    accounts = (getattr(model, name, None) for name in ("skipless_report", "shaping"))
+    return next((account.solution for account in accounts if account is not None), None)
+
+
+def require_known_solution(model: object) -> Solution:
+    solution = known_solution(model)
+    if solution is None:
+        raise ValueError(
+            f"{type(model).__name__} does not carry the solution that shaped it. Pass solution=, "
+            "or a model that `convert` or `create_model` returned."
+        )
+    return solution

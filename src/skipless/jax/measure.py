@@ -14,7 +14,6 @@ In names of dimensions, `_p` runs over pairs, `_l` over locations and `_c` over 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -22,17 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from skipless.core import measure as core
 from skipless.core.activations import Array
-from skipless.core.measure import (
-    TOLERANCE,
-    Check,
-    Measurement,
-    at_nodes,
-    demand_batch_of_pairs,
-    demand_possible_pairs,
-    demand_something_to_check,
-    stacked,
-)
+from skipless.core.measure import TOLERANCE, Check, Measurement
 from skipless.core.solution import Solution, require_solution
 
 from .init import Distribution
@@ -45,34 +36,37 @@ from .trace import Reading, input_place, read
 class Replay:
     """Runs the record of `reading`, step by step, on inputs of the shape that it was made with."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, example: jax.Array) -> None:
         self.graph = reading.graph
-        self.input_axes = input_axes(reading)
-        self._reading = reading
+        self._reading, self._example = reading, example
         self._tensors = reading.tensors()
-        self._beginning = self._tensors[0][0]
-        axes = all_axes(reading, self.input_axes, self._beginning)
+        self._start = self._tensors[0][0]
+        of_input = input_axes(reading)
+        axes = all_axes(reading, of_input, self._start)
         self._observed = {tensor: axes[tensor] for tensor, _ in self._tensors.values()}
+        self.start_shape = self._start.shape[1:]
+        (channel,) = of_input.channels
+        self.channel_axis = channel - 1
 
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of what the graph begins with, behind what normalises the inputs."""
-        return self._beginning.shape
+    def __call__(self, start: np.ndarray, weights: Mapping[Tensor, object]) -> tuple[Array, Array]:
+        """The q and c values of shape (live nodes, pairs), with these `weights`.
 
-    def __call__(
+        The `start` replaces what a normalisation would make of the example.
+        """
+        return self.run(self._example, weights, jnp.asarray(start, self._example.dtype))
+
+    def run(
         self,
         inputs: jax.Array,
-        drawn: Mapping[Tensor, object],
-        beginning: jax.Array | None = None,
+        weights: Mapping[Tensor, object],
+        start: jax.Array | None = None,
     ) -> tuple[Array, Array]:
-        """The q and c values of shape (live nodes, pairs), of weights that are `drawn`.
-
-        With a `beginning`, that is what the graph begins with, whatever the inputs.
-        """
-        return at_nodes(self.graph, self._tensors, self._run(inputs, drawn, beginning))
+        """The same for these `inputs` of the function."""
+        seen = self._run(inputs, weights, start)
+        return core.values_at_nodes(self.graph, self._tensors, seen)
 
     def _run(
-        self, inputs: jax.Array, drawn: Mapping[Tensor, object], beginning: jax.Array | None
+        self, inputs: jax.Array, drawn: Mapping[Tensor, object], start: jax.Array | None
     ) -> dict[Tensor, tuple[jax.Array, jax.Array]]:
         record, samples = self._reading.record, len(inputs)
         seen: dict[Tensor, tuple[jax.Array, jax.Array]] = {}
@@ -80,8 +74,8 @@ class Replay:
         readers = {tensor: len(users) for tensor, users in record.users.items()}
 
         def keep(tensor: Tensor, value: object) -> None:
-            if tensor is self._beginning and beginning is not None:
-                value = beginning
+            if tensor is self._start and start is not None:
+                value = start
             if tensor in self._observed:
                 seen[tensor] = _kernel(value, self._observed[tensor], samples)
             values[tensor] = value
@@ -151,22 +145,20 @@ def measure(
     """
     place = input_place(args)
     inputs = jnp.asarray(args[place])
-    demand_batch_of_pairs(inputs.shape)
+    core.require_batch_of_pairs(inputs.shape)
     if draw is not None and seeds is not None:
         graph, samples = None, []
         for key in _keys(seeds):
-            replay = Replay(read(fn, *draw(key), *args[place:]))
+            replay = Replay(read(fn, *draw(key), *args[place:]), inputs)
             graph = graph or replay.graph
-            samples.append(replay(inputs, {}))
-        q, c = stacked(samples)
+            samples.append(replay.run(inputs, {}))
+        q, c = core.stack(samples)
         assert graph is not None
         return Measurement.of(graph, q, c)
     reading = read(fn, *args)
-    replay = Replay(reading)
-    if seeds is None:
-        q, c = stacked([replay(inputs, {})])
-    else:
-        q, c = _samples(reading, partial(replay, inputs), seeds, drawn_weights)
+    replay = Replay(reading, inputs)
+    weights = [{}] if seeds is None else [drawn_weights(reading, key) for key in _keys(seeds)]
+    q, c = core.stack([replay.run(inputs, drawn) for drawn in weights])
     return Measurement.of(replay.graph, q, c)
 
 
@@ -204,23 +196,20 @@ def check(
     True
     """
     require_solution(solution)
-    demand_something_to_check(cosines, pairs, tolerance)
+    samples = core.batch_size(cosines, pairs)
     place = input_place(example_args)
     example = example_args[place]
-    stand_in = jnp.ones((2 * pairs * len(cosines), *example.shape[1:]), example.dtype)  # pyright: ignore
-    reading = read(fn, *example_args[:place], stand_in, *example_args[place + 1 :])
-    replay = Replay(reading)
-    # Pairs take the place of what normalises the inputs would make of them.
-    inputs = _pairs_for(replay, pairs, cosines).astype(stand_in.dtype)
-    law = partial(
+    batch = jnp.ones((samples, *example.shape[1:]), example.dtype)  # pyright: ignore
+    reading = read(fn, *example_args[:place], batch, *example_args[place + 1 :])
+    draw = partial(
         drawn_weights,
+        reading,
         sigma_w=solution.sigma_w,
         sigma_b=solution.sigma_b,
         distribution=distribution,
     )
-    run = lambda drawn: replay(stand_in, drawn, inputs)
-    samples = _samples(reading, run, seeds, law)
-    return Check.of(replay.graph, solution, samples, cosines, tolerance)
+    draws = map(draw, _keys(seeds))
+    return core.check(Replay(reading, batch), solution, draws, cosines, pairs, tolerance)
 
 
 def pair_inputs(
@@ -240,38 +229,10 @@ def pair_inputs(
     >>> x.shape, bool(jnp.allclose(jnp.mean(x[0] * x[1], axis=-1), -0.5))
     ((4, 4, 4, 3), True)
     """
-    channels = shape[channel_axis]
-    demand_possible_pairs(cosine, channels, "normalize_per_location")
     key = jax.random.key(0) if key is None else key
-    bits = np.asarray(jax.random.bits(key, (4,)))
-    u, v = np.random.default_rng(bits).standard_normal((2, pairs, channels))  # in float64
-    u = u / np.linalg.norm(u, axis=1, keepdims=True)
-    v = v - np.sum(u * v, axis=1, keepdims=True) * u
-    length = np.linalg.norm(v, axis=1, keepdims=True)
-    v = v / length if channels > 1 else np.zeros_like(v)
-    second = cosine * u + math.sqrt(1.0 - cosine**2) * v
-    vectors = math.sqrt(channels) * np.stack([u, second], axis=1).reshape(-1, channels)
-    sizes = [1] * len(shape)
-    sizes[channel_axis] = channels
-    pairs_and_sizes = vectors.reshape(2 * pairs, *sizes)
-    return jnp.asarray(np.broadcast_to(pairs_and_sizes, (2 * pairs, *shape)), jnp.float32)
+    rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,))))
+    return jnp.asarray(core.pair_inputs(rng, shape, pairs, cosine, channel_axis))
 
 
 def _keys(seeds: int | Iterable[int]) -> Iterator[jax.Array]:
-    yield from map(jax.random.key, range(seeds) if isinstance(seeds, int) else seeds)
-
-
-def _samples(
-    reading: Reading,
-    run: Callable[..., tuple[Array, Array]],
-    seeds: int | Iterable[int],
-    law: Callable[..., object],
-) -> tuple[Array, Array]:
-    return stacked([run(law(reading, key)) for key in _keys(seeds)])
-
-
-def _pairs_for(replay: Replay, pairs: int, cosines: Sequence[float]) -> jax.Array:
-    (channel,) = replay.input_axes.channels
-    pair = partial(pair_inputs, replay.input_shape[1:], pairs, channel_axis=channel - 1)
-    keys = jax.random.split(jax.random.key(0), len(cosines))
-    return jnp.concatenate([pair(c, key=key) for c, key in zip(cosines, keys, strict=True)])
+    yield from map(jax.random.key, core.seed_numbers(seeds))

@@ -4,37 +4,32 @@ At a location of a tensor with $d$ channels, two samples have
 
 $$\hat q = \frac{\|x\|^2}{d}, \qquad \hat c = \frac{x_1^\top x_2}{\|x_1\|\,\|x_2\|}.$$
 
-They are taken where the theory has a node, whatever the model calls it: `torch.export` has the
-record of its operations, which is run step by step, and nothing but these numbers is kept.
-
-The record of a model, run again on other inputs and weights, with an eye on its q and c values.
-
-In names of dimensions, `_p` runs over pairs, `_l` over locations and `_c` over channels.
+They are taken where the theory has a node, whatever the model calls it: the record of
+`torch.export` runs step by step, and keeps only these numbers. In names of dimensions, `_p` runs
+over pairs, `_l` over locations and `_c` over channels.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from skipless.core import measure as core
 from skipless.core.activations import Array
 from skipless.core.measure import (
     TOLERANCE,
     Check,
     Measurement,
-    at_nodes,
-    demand_batch_of_pairs,
-    demand_possible_pairs,
-    demand_something_to_check,
-    stacked,
+    known_solution,
+    require_known_solution,
 )
 from skipless.core.solution import Solution, require_solution
 
@@ -49,33 +44,35 @@ _RESHAPES = {"view", "reshape", "_unsafe_view", "unflatten"}
 class Replay:
     """Runs the record of `reading` on inputs of the shape that it was made with.
 
-    The record shares its weights with the model, so that it follows when these are drawn anew.
+    The record shares its weights with the model, so that it follows when these are drawn again.
     """
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, example: Tensor) -> None:
         self.graph = reading.graph
-        self.input_channels = _input_channels(reading)
-        self._program = reading.program
+        self._program, self._example = reading.program, example
         self._tensors = reading.tensors()
-        self._channels = _channel_dims(reading, self.input_channels)
+        self._start = self._tensors[0][0]
+        of_input = _input_channels(reading)
+        self.start_shape = tuple(self._start.meta["val"].shape[1:])
+        self.channel_axis = of_input - 1
+        self._channels = _channel_dims(reading, of_input)
 
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of what the graph begins with, behind layers that normalise the inputs."""
-        return tuple(self._tensors[0][0].meta["val"].shape)
+    def __call__(self, start: np.ndarray, weights: None) -> tuple[Array, Array]:
+        """The q and c values of shape (live nodes, pairs), with the weights as they are.
+
+        The `start` replaces what layers that normalise the inputs would make of the example.
+        """
+        return self.run(self._example, torch.from_numpy(start).to(self._example))
 
     @torch.no_grad()
-    def __call__(self, inputs: Tensor, beginning: Tensor | None = None) -> tuple[Array, Array]:
-        """The q and c values of shape (live nodes, pairs), of the weights as they are.
-
-        With a `beginning`, that is what the graph begins with, whatever the inputs.
-        """
+    def run(self, inputs: Tensor, start: Tensor | None = None) -> tuple[Array, Array]:
+        """The same for these `inputs` of the model."""
         observer = _Observer(self._program, self._channels, len(inputs))
-        if beginning is not None:
-            observer.given[self._tensors[0][0]] = beginning
+        if start is not None:
+            observer.given[self._start] = start
         # In place, a first operation would overwrite the inputs.
         observer.run(*_arguments(self._program, inputs.clone()))
-        return at_nodes(self.graph, self._tensors, observer.seen)
+        return core.values_at_nodes(self.graph, self._tensors, observer.seen)
 
 
 class _Observer(fx.Interpreter):
@@ -187,11 +184,15 @@ def measure(
 ) -> Measurement:
     """The q and c values of `model` at every node of its graph, averaged over pairs and locations.
 
-    Samples 0 and 1 of the batch `inputs` are a pair, as are 2 and 3, and so on. The weights are
-    those that the model has. With `seeds`, a number of them or the seeds themselves, they are drawn
-    anew for each by `draw(model, generator=...)`, in a copy; then standard errors are over seeds.
-    Without `draw`, that is as for the solution of a converted model, or as `initialize_` does.
     The model is measured in evaluation mode, and left as it was.
+
+    Args:
+        model: The network.
+        inputs: A batch in which samples 0 and 1 are a pair, as are 2 and 3, and so on.
+        seeds: How many draws of the weights to measure, or the seeds themselves; standard errors
+            are then over seeds. Without it, the weights are those that the model has.
+        draw: Called as `draw(model, generator=...)` for each seed, on a copy. The default is
+            `initialize_`, with the sigmas of the solution if the model is converted.
 
     A linear layer with orthonormal rows and columns keeps both values:
 
@@ -200,12 +201,14 @@ def measure(
     >>> [(node.kind, round(node.q.mean, 5), round(node.c.mean, 5)) for node in found.nodes]
     [('Input', 1.0, 0.25), ('Affine', 1.0, 0.25)]
     """
-    demand_batch_of_pairs(tuple(inputs.shape))
+    core.require_batch_of_pairs(tuple(inputs.shape))
     network = model if seeds is None else copy.deepcopy(model)
+    solution = known_solution(model)
+    if draw is None:
+        draw = draw_ if solution is None else _draw_for(solution)
     with _evaluating(network):
-        replay = Replay(read(network, inputs))
-        draws = _draws(network, seeds, draw or _law(model))
-        q, c = stacked([replay(inputs) for _ in draws])
+        replay = Replay(read(network, inputs), inputs)
+        q, c = core.stack([replay.run(inputs) for _ in _draws(network, seeds, draw)])
     return Measurement.of(replay.graph, q, c)
 
 
@@ -222,14 +225,9 @@ def check(
 ) -> Check:
     r"""What `solution` predicts for `model`, beside what is measured, at every node of its graph.
 
-    Pairs of inputs with each of the `cosines` go through `model` under as many draws of its weights
-    as there are `seeds` (or under these very ones: `seeds=tqdm(range(50))` shows progress). A
-    converted model knows its solution. Of `example`, only the shape of a sample matters. With fewer
-    than ten seeds the standard errors are themselves uncertain, and disagreements may be chance.
-
     A node agrees if c, and q relative to its prediction, are off by at most the `tolerance` and
     four standard errors. The tolerance is for what finite width adds to c, which grows with depth
-    over width. In chains of 100 layers (appendix E.1, `experiments.kernel_error`), mean c is off by
+    over width. In chains of 100 layers (appendix E.1, `paper.kernel_error`), mean c is off by
 
     | width | TReLU, orthogonal | TReLU, Gaussian | DKS of SoftPlus, orthogonal | … Gaussian |
     |-------|-------------------|-----------------|-----------------------------|------------|
@@ -238,8 +236,20 @@ def check(
     | 300   | 0.006             | 0.016           | 0.009                       | 0.041      |
     | 1000  | 0.002             | 0.008           | 0.003                       | 0.006      |
 
-    so that at width 300 and more 0.05 is enough. q is another matter: under TReLU it stays near 1,
-    but DKS holds it to first order only, and in narrow deep networks some draws let it explode.
+    so that 0.05 is enough from width 300 on. Under TReLU q stays near 1, but DKS holds it to first
+    order only, and in narrow deep networks some draws let it explode.
+
+    Args:
+        model: The network.
+        example: A batch of inputs, of which only the shape of a sample matters.
+        solution: What shaped the network; a converted model carries it.
+        cosines: Those of the pairs of inputs that go through the network.
+        seeds: How many draws of the weights, or the seeds themselves: `seeds=tqdm(range(50))` shows
+            progress. With fewer than ten, standard errors are uncertain and a disagreement may be
+            chance.
+        pairs: How many pairs of inputs there are for each cosine.
+        distribution: "orthogonal" or "gaussian" weights.
+        tolerance: What finite width may add to a difference.
 
     >>> from skipless import Graph, TAT, solve
     >>> from skipless.torch import ShapedActivation
@@ -249,20 +259,15 @@ def check(
     >>> check(model, torch.zeros(1, 100), trelu, seeds=5).agrees
     True
     """
-    solution = solution or _solution_of(model)
+    solution = solution or require_known_solution(model)
     require_solution(solution)
-    demand_something_to_check(cosines, pairs, tolerance)
+    samples = core.batch_size(cosines, pairs)
     network = copy.deepcopy(model)
-    law = partial(
-        draw_, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, distribution=distribution
-    )
     with _evaluating(network):
-        stand_in = example[:1].expand(2 * pairs * len(cosines), *example.shape[1:]).clone()
-        replay = Replay(read(network, stand_in))
-        # Pairs take the place of what layers that normalise the inputs would make of them.
-        inputs = _pairs_for(replay, pairs, cosines).to(example)
-        samples = stacked([replay(stand_in, inputs) for _ in _draws(network, seeds, law)])
-    return Check.of(replay.graph, solution, samples, cosines, tolerance)
+        batch = example[:1].expand(samples, *example.shape[1:]).clone()
+        replay = Replay(read(network, batch), batch)
+        draws = _draws(network, seeds, _draw_for(solution, distribution))
+        return core.check(replay, solution, draws, cosines, pairs, tolerance)
 
 
 def pair_inputs(
@@ -275,48 +280,25 @@ def pair_inputs(
 ) -> Tensor:
     """A batch of random pairs of samples of `shape`, of q value 1 and of that `cosine`.
 
-    Both are exact at every location, for a sample has the same vector of channels at all of them.
-    What pools, pads or flattens locations then keeps them exact.
+    Both are exact at every location, because a sample has the same vector of channels at all of
+    them. Pooling, padding and flattening locations then keeps them exact.
 
     >>> x = pair_inputs((3, 4, 4), pairs=2, cosine=-0.5)
     >>> x.shape, torch.allclose((x[0] * x[1]).mean(dim=0), torch.tensor(-0.5))
     (torch.Size([4, 3, 4, 4]), True)
     """
-    channels = shape[channel_dim]
-    demand_possible_pairs(cosine, channels, "PerLocationNormalization")
-    u, v = torch.randn(2, pairs, channels, dtype=torch.float64, generator=generator)
-    u = u / u.norm(dim=1, keepdim=True)
-    v = v - (u * v).sum(dim=1, keepdim=True) * u
-    length = v.norm(dim=1, keepdim=True)
-    v = v / length if channels > 1 else torch.zeros_like(v)
-    second = cosine * u + math.sqrt(1.0 - cosine**2) * v
-    vectors = math.sqrt(channels) * torch.stack([u, second], dim=1).flatten(0, 1)
-    sizes = [1] * len(shape)
-    sizes[channel_dim] = channels
-    return vectors.reshape(2 * pairs, *sizes).expand(-1, *shape).float().contiguous()
+    device = None if generator is None else generator.device
+    seed = torch.randint(2**63 - 1, (), generator=generator, device=device).item()
+    rng = np.random.default_rng(int(seed))
+    return torch.from_numpy(core.pair_inputs(rng, shape, pairs, cosine, channel_dim))
 
 
-def _law(model: nn.Module) -> Callable[..., object]:
-    solution = _known_solution(model)
-    if solution is None:
-        return draw_
-    return partial(draw_, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b)
-
-
-def _known_solution(model: nn.Module) -> Solution | None:
-    # What `convert` returns has a report; the networks of `skipless.models` say what shaped them.
-    accounts = (getattr(model, name, None) for name in ("skipless_report", "shaping"))
-    return next((account.solution for account in accounts if account is not None), None)
-
-
-def _solution_of(model: nn.Module) -> Solution:
-    solution = _known_solution(model)
-    if solution is None:
-        raise ValueError(
-            f"{type(model).__name__} was to be checked, but it does not say which solution shaped "
-            "it. Pass the solution, or a model that `convert` or `create_model` returned."
-        )
-    return solution
+def _draw_for(
+    solution: Solution, distribution: Distribution = "orthogonal"
+) -> Callable[..., object]:
+    return partial(
+        draw_, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, distribution=distribution
+    )
 
 
 def _draws(
@@ -326,16 +308,9 @@ def _draws(
     if seeds is None:
         yield
         return
-    for seed in range(seeds) if isinstance(seeds, int) else seeds:
+    for seed in core.seed_numbers(seeds):
         draw(model, generator=torch.Generator().manual_seed(seed))
         yield
-
-
-def _pairs_for(replay: Replay, pairs: int, cosines: Sequence[float]) -> Tensor:
-    shape, channel_dim = replay.input_shape[1:], replay.input_channels - 1
-    pair = partial(pair_inputs, shape, pairs, channel_dim=channel_dim)
-    generator = torch.Generator().manual_seed(0)
-    return torch.cat([pair(cosine, generator=generator) for cosine in cosines])
 
 
 @contextmanager
