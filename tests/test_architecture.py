@@ -1,6 +1,7 @@
 """Imports run one way: the table below is the whole of it."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,6 +121,21 @@ def test_modules_are_small_and_their_names_are_ideas() -> None:
     lines = {relative(path): path.read_text().count("\n") for path in MODULES}
     assert {path: count for path, count in lines.items() if count > MAX_LINES} == {}
     assert [path for path in lines if NO_IDEA & set(Path(path).with_suffix("").parts)] == []
+
+
+def test_the_table_in_the_documentation_is_this_one() -> None:
+    everything = {PACKAGE} | ROOMS - SHARED
+    documented = {}
+    page = (SOURCE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for name, allowed in re.findall(r"^\| `(\w+)` +\|[^|]+\|([^|]*)\|$", page, re.MULTILINE):
+        named = {PACKAGE if n == "skipless" else n for n in re.findall(r"`(\w+)`", allowed)}
+        rooms = everything - named if "everything" in allowed else named
+        documented[PACKAGE if name == "skipless" else name] = rooms
+    ours = {home: MAY_IMPORT[home] - SHARED for home in MAY_IMPORT if home not in SHARED}
+    assert documented.keys() == ours.keys()
+    assert {home: documented[home] - {home} for home in ours} == {
+        home: ours[home] - {home} for home in ours
+    }
 
 
 @pytest.mark.parametrize(
