@@ -107,10 +107,19 @@ def wrong(*options: str) -> list[str]:
         (wrong("--seed", "4294967296"), "seed = 4294967296"),
         (wrong("--warmup", "nan"), "warmup = nan"),
         (wrong("--activation", "prelu", "--method", "tat"), "its slopes are trained"),
-        (wrong("--optimizer", "kfac", "--kfac-curvature-period", "0"), "curvature_period = 0"),
-        (wrong("--optimizer", "kfac", "--kfac-damping", "-1"), "damping = -1"),
+        (
+            wrong("--optimizer", "kfac", "--kfac-curvature-period", "0"),
+            "curvature_period must be an integer >= 1",
+        ),
+        (
+            wrong("--optimizer", "kfac", "--kfac-damping", "-1"),
+            "damping must be finite and >= 0, got -1",
+        ),
         (wrong("--optimizer", "kfac", "--compile"), "compile was asked for with KFAC"),
-        (wrong("--kfac-damping", "0.1"), "--kfac-damping was given, but the optimizer is sgd"),
+        (
+            wrong("--kfac-damping", "0.1"),
+            "--kfac-damping needs --optimizer kfac, got --optimizer sgd",
+        ),
         (["models", "vgg*"], "vgg*"),
         (["data", "mnist"], "mnist"),
     ],

@@ -4,13 +4,17 @@ import copy
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from skipless.optim import KFAC, LARS, MuonAdamW, create_optimizer, optimizer_names
+from skipless import optim
+from skipless.optim import KFAC, LARS, KFACSettings, MuonAdamW, create_optimizer, optimizer_names
+from skipless.optim.settings import KFACOptions
 
 NAMES = ("sgd", "lars", "adamw", "muon", "kfac", "soap")
 RATES = {"sgd": 0.02, "lars": 2.0, "adamw": 0.003, "muon": 0.003, "kfac": 0.1, "soap": 0.003}
@@ -202,24 +206,28 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
-        ({"lr": -0.1}, "A learning rate of -0.1 was asked for; it is finite, and 0 or more."),
-        ({"lr": float("nan")}, "A learning rate of nan was asked for; it is finite"),
-        ({"lr": float("inf")}, "A learning rate of inf was asked for; it is finite"),
-        ({"l2": -0.1}, "An L2 of -0.1 was asked for; it is finite, and 0 or more."),
-        ({"l2": float("nan")}, "An L2 of nan was asked for"),
-        ({"momentum": 1.0}, "A momentum of 1 was asked for; it is from 0 to below 1."),
-        ({"momentum": -0.1}, "A momentum of -0.1 was asked for; it is from 0 to below 1."),
-        ({"momentum": 0.0, "nesterov": True}, "with a momentum of 0. Raise it."),
+        ({"lr": -0.1}, "lr must be finite and >= 0, got -0.1"),
+        ({"lr": float("nan")}, "lr must be finite and >= 0, got nan"),
+        ({"lr": float("inf")}, "lr must be finite and >= 0, got inf"),
+        ({"l2": -0.1}, "l2 must be finite and >= 0, got -0.1"),
+        ({"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),
+        ({"momentum": -0.1}, "momentum must be in [0, 1), got -0.1"),
+        ({"momentum": 0.0, "nesterov": True}, "nesterov needs a momentum > 0, got 0"),
     ],
 )
-@pytest.mark.parametrize("name", NAMES)
 def test_the_one_setting_that_is_out_of_range_is_named(
-    name: str, settings: dict[str, float], told: str
+    settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
-        create_optimizer(name, network(), **({"lr": 0.1} | settings))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        create_optimizer("sgd", network(), **({"lr": 0.1} | settings))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_optimiser_checks_its_settings(name: str) -> None:
+    with pytest.raises(ValueError, match=re.escape("l2 must be finite and >= 0, got nan")):
+        create_optimizer(name, network(), lr=0.1, l2=float("nan"))
 
 
 def test_a_missing_library_names_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,3 +262,20 @@ def test_one_kernel_does_a_step_where_memory_lies_in_order(name: str) -> None:
     wanted = trained(torch.contiguous_format, fused=False)
     for layout in (torch.contiguous_format, torch.channels_last):
         torch.testing.assert_close(trained(layout), wanted)
+
+
+def test_keywords_of_kfac_are_the_fields_of_its_settings() -> None:
+    assert set(KFACOptions.__annotations__) == {own.name for own in fields(KFACSettings)}
+    by_keywords = KFAC(network(), 0.1, preset="cifar10", burn_in=1, norm_constraint=None)
+    settings = KFACSettings(preset="cifar10", burn_in=1)
+    by_object = KFAC(network(), 0.1, settings=settings, norm_constraint=None)
+    assert by_keywords._arguments == by_object._arguments
+    assert (by_keywords.damping, by_keywords.norm_constraint) == (0.01, None)
+    with pytest.raises(TypeError, match="dampening"):
+        KFAC(network(), 0.1, dampening=1.0)  # pyright: ignore[reportCallIssue]
+
+
+def test_the_old_name_of_the_presets_still_works() -> None:
+    with pytest.warns(DeprecationWarning, match=r"skipless\.optim\.PRESETS .* preset="):
+        found = optim.PRESETS  # pyright: ignore[reportAttributeAccessIssue]
+    assert found["imagenet"]["damping"] == 0.001

@@ -73,7 +73,7 @@ def test_the_full_scale_has_the_papers_settings():
     assert {c.schedule for c in configurations} == {"step"}
     assert {c.label_smoothing for c in configurations} == {0.1}
     assert {c.width for c in configurations} == {None}
-    assert {c.kfac_preset for c in configurations if c.optimizer == "kfac"} == {"imagenet"}
+    assert {c.kfac.preset for c in configurations if c.optimizer == "kfac"} == {"imagenet"}
     for optimizer, rates in published.RATES.items():
         if optimizer != "lars":
             assert {c.lr for c in configurations if c.optimizer == optimizer} == set(rates)
@@ -97,7 +97,7 @@ def test_figure_5_has_the_settings_of_appendix_e():
         given = run.configuration
         assert (given.data, given.epochs, given.optimizer) == ("cifar10", 200, "kfac")
         assert given.marks == "75/200,150/200"
-        assert given.kfac_preset == "cifar10"
+        assert given.kfac.preset == "cifar10"
 
 
 def test_the_edge_of_chaos_of_tanh_has_the_papers_weights():
@@ -187,7 +187,7 @@ def test_what_must_hold_at_the_scale_cpu_has_three_seeds(item, row, column):
 
 def test_a_run_comes_before_the_options_of_its_scale():
     periods = {
-        run.cell.row: (given.kfac_curvature_period, given.kfac_inverse_period)
+        run.cell.row: (given.kfac.curvature_period, given.kfac.inverse_period)
         for run in ITEMS["figure6"].runs("cpu")
         if (given := run.configuration).optimizer == "kfac"
     }

@@ -1,6 +1,5 @@
 """Every option of K-FAC reaches it, and what is usual is what the paper took."""
 
-import inspect
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,10 @@ import pytest
 
 import published
 from skipless.cli import main
-from skipless.optim import KFAC, PRESETS, KFACSettings
+from skipless.optim import KFAC, KFACSettings
+from skipless.optim.settings import PRESETS
 from skipless.record import Record
-from skipless.runs.configuration import Configuration
+from skipless.runs.configuration import Configuration, options
 from skipless.runs.training import USUAL_RATES, assembled
 from skipless.train.process import Process
 
@@ -53,8 +53,12 @@ GIVEN: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def test_every_option_of_kfac_is_tried_here() -> None:
-    names = {own.name for own in fields(Configuration) if own.name.startswith("kfac_")}
+    names = {name for name in options() if name.startswith("kfac_")}
     assert set(GIVEN) == names | {"seed"}
+    library_only = {"loss", "damping_period", "seed"}  # a run has its own loss and seed
+    assert names == {f"kfac_{own.name}" for own in fields(KFACSettings)} - {
+        f"kfac_{name}" for name in library_only
+    }
 
 
 @pytest.mark.parametrize("name", GIVEN)
@@ -84,18 +88,37 @@ def test_presets_are_those_of_the_paper() -> None:
     assert published.KFAC_SETTINGS == PRESETS
 
 
-def test_what_is_usual_is_the_same_everywhere() -> None:
-    of_class = inspect.signature(KFAC).parameters
-    of_settings = {own.name: own.default for own in fields(KFACSettings)}
-    of_options = {
-        own.name.removeprefix("kfac_"): own.default
-        for own in fields(Configuration)
-        if own.name.startswith("kfac_")
-    }
-    assert of_settings == of_options | {"seed": Configuration.seed}
-    for name, usual in of_settings.items():
-        if name not in (*PRESET, "preset"):
-            assert of_class[name].default == usual, name
+# As versions before `Configuration.kfac` wrote them.
+OLD_RUN = {
+    "kfac_preset": "imagenet", "kfac_damping": 0.25, "kfac_norm_constraint": None,
+    "kfac_curvature_ema": 0.75, "kfac_curvature_period": 3, "kfac_inverse_period": 7,
+    "kfac_burn_in": 2, "kfac_fisher": "exact", "kfac_input_stride": 4,
+    "kfac_spread_inverses": True, "kfac_eigenbasis": True,
+}  # fmt: skip
+
+
+def test_settings_in_an_old_run_json_are_read_and_written_by_the_same_names() -> None:
+    configuration = Configuration.of(TINY, OLD_RUN)
+    assert configuration.kfac == KFACSettings(
+        preset="imagenet", damping=0.25, curvature_ema=0.75, curvature_period=3, inverse_period=7,
+        burn_in=2, fisher="exact", input_stride=4, spread_inverses=True, eigenbasis=True,
+    )  # fmt: skip
+    written = configuration.as_mapping()
+    assert {name: value for name, value in written.items() if name in OLD_RUN} == OLD_RUN
+    assert {name for name in written if name.startswith("kfac")} == set(OLD_RUN)
+
+
+def test_a_run_cannot_resume_with_other_settings() -> None:
+    configuration = Configuration.of(TINY, OLD_RUN)
+    assert configuration.changed({"kfac_damping": 0.25}) == configuration
+    with pytest.raises(ValueError, match=r"--kfac-damping 0\.25\b.*\b0\.5\b"):
+        configuration.changed({"kfac_damping": 0.5})
+
+
+def test_settings_of_kfac_need_kfac() -> None:
+    other = {**TINY, "optimizer": "sgd", "kfac_burn_in": 2}
+    with pytest.raises(ValueError, match=r"--kfac-burn-in needs --optimizer kfac, got .* sgd"):
+        assembled(Configuration.of(other), Process())
 
 
 def test_what_is_usual_is_what_the_paper_took() -> None:

@@ -9,14 +9,13 @@ import sys
 import types
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 import click
 
-from skipless.runs.configuration import Configuration, flag, from_file, option_types
+from skipless.runs.configuration import Configuration, flag, from_file, options
 
 from .notes import notes
 
@@ -30,20 +29,19 @@ def configuration_options(
     command: Callable[..., Any], only: Collection[str] | None = None
 ) -> Callable[..., Any]:
     """The command with an option for every field, or those of `only`; None if not given."""
-    hints = option_types()
-    for own in reversed(fields(Configuration)):
-        if only is not None and own.name not in only:
+    for name, option in reversed(options().items()):
+        if only is not None and name not in only:
             continue
-        kinds = get_args(hints[own.name]) if _is_union(hints[own.name]) else (hints[own.name],)
+        kinds = get_args(option.type) if _is_union(option.type) else (option.type,)
         kind = next(k for k in kinds if k is not types.NoneType)
-        help_ = own.metadata["help"]
-        if own.default is not None and own.default is not False:
-            help_ += f"  [default: {own.default}]"
-        names = [*([_SHORT[own.name]] if own.name in _SHORT else []), flag(own.name)]
+        help_ = option.help
+        if option.default is not None and option.default is not False:
+            help_ += f"  [default: {option.default}]"
+        names = [*([_SHORT[name]] if name in _SHORT else []), flag(name)]
         type_ = click.Choice(get_args(kind)) if get_origin(kind) is Literal else kind
         if kind is bool:
-            names, type_ = [f"{flag(own.name)}/--no-{flag(own.name)[2:]}"], None
-        command = click.option(*names, own.name, type=type_, default=None, help=help_)(command)
+            names, type_ = [f"{flag(name)}/--no-{flag(name)[2:]}"], None
+        command = click.option(*names, name, type=type_, default=None, help=help_)(command)
     return command
 
 

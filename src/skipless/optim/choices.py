@@ -21,36 +21,17 @@ preconditioned along each of their four dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from math import inf
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn, optim
 from torch.optim.optimizer import Optimizer
 
 from .groups import weights_and_others
-from .kfac import KFAC, PRESETS, PresetName
-from .kfac.scores import Fisher
+from .kfac import KFAC
 from .lars import LARS
 from .muon import MuonAdamW
-
-
-@dataclass(frozen=True)
-class KFACSettings:
-    """What K-FAC can be told beyond that; see `KFAC`. A preset goes where None is given."""
-
-    preset: PresetName = "cifar10"
-    damping: float | None = None
-    norm_constraint: float | None = None
-    curvature_ema: float = 0.99
-    curvature_period: int = 1
-    inverse_period: int = 50
-    burn_in: int = 5
-    fisher: Fisher = "sampled"
-    input_stride: int = 1
-    spread_inverses: bool = False
-    eigenbasis: bool = False
-    seed: int = 0
+from .settings import KFACSettings, require_number
 
 
 @dataclass(frozen=True)
@@ -61,18 +42,14 @@ class Settings:
     momentum: float | None = None
     l2: float = 0.0
     nesterov: bool | None = None
-    kfac: KFACSettings = KFACSettings()
+    kfac: KFACSettings = KFACSettings()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
-        for name, value, bound, legal in (
-            ("A learning rate", self.lr, inf, "finite, and 0 or more"),
-            ("An L2", self.l2, inf, "finite, and 0 or more"),
-            ("A momentum", self.momentum or 0.0, 1.0, "from 0 to below 1"),
-        ):
-            if not 0.0 <= value < bound:
-                raise ValueError(f"{name} of {value:g} was asked for; it is {legal}.")
+        require_number("lr", self.lr)
+        require_number("l2", self.l2)
+        require_number("momentum", self.momentum or 0.0, below=1.0)
         if self.nesterov and self.momentum == 0.0:
-            raise ValueError("Nesterov momentum was asked for, with a momentum of 0. Raise it.")
+            raise ValueError("nesterov needs a momentum > 0, got 0")
 
 
 def create_optimizer(
@@ -176,16 +153,8 @@ def _soap(model: nn.Module, settings: Settings) -> Optimizer:
 
 def _kfac(model: nn.Module, settings: Settings) -> Optimizer:
     _refuse_nesterov("kfac", settings)
-    given = asdict(settings.kfac)
-    for name, usual in PRESETS[given.pop("preset")].items():
-        given[name] = usual if given[name] is None else given[name]
-    return KFAC(
-        model,
-        lr=settings.lr,
-        momentum=_or_usual(settings.momentum, 0.9),
-        l2=settings.l2,
-        **given,
-    )
+    momentum = _or_usual(settings.momentum, 0.9)
+    return KFAC(model, settings.lr, momentum, l2=settings.l2, settings=settings.kfac)
 
 
 def _can_fuse(model: nn.Module) -> bool:

@@ -10,11 +10,12 @@ import json
 import tomllib
 import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from skipless.optim.settings import KFACSettings
 from skipless.train.settings import Precision, ScheduleName
 
 if TYPE_CHECKING:
@@ -121,23 +122,7 @@ class Configuration:
     momentum: float | None = _told(None, "By default 0.9; of Muon and SOAP 0.95.")
     nesterov: bool | None = _told(None, "Nesterov's momentum; by default of Muon only.")
     l2: float = _told(0.0, "Penalty on weights, never on biases or normalisation.")
-    kfac_preset: Literal["cifar10", "imagenet"] = _told(
-        "cifar10", "K-FAC: damping and norm constraint of the paper's runs."
-    )
-    kfac_damping: float | None = _told(None, "K-FAC: added to the curvature, instead of a preset.")
-    kfac_norm_constraint: float | None = _told(
-        None, "K-FAC: largest squared length of a step, instead of a preset."
-    )
-    kfac_curvature_ema: float = _told(0.99, "K-FAC: how much of the curvature an update keeps.")
-    kfac_curvature_period: int = _told(1, "K-FAC: steps between updates of the curvature.")
-    kfac_inverse_period: int = _told(50, "K-FAC: steps between updates of its inverse.")
-    kfac_burn_in: int = _told(5, "K-FAC: first steps that only measure the curvature.")
-    kfac_fisher: Literal["sampled", "exact", "empirical"] = _told(
-        "sampled", "K-FAC: labels drawn from the network, all of them, or the data's own."
-    )
-    kfac_input_stride: int = _told(1, "K-FAC: every n-th example enters the factors of inputs.")
-    kfac_spread_inverses: bool = _told(False, "K-FAC: invert a part of the factors in each step.")
-    kfac_eigenbasis: bool = _told(False, "K-FAC: measure curvature along axes of factors (EKFAC).")
+    kfac: KFACSettings = _told(KFACSettings(), "K-FAC")  # noqa: RUF009 - frozen
     schedule: ScheduleName = _told(  # noqa: RUF009 - a field
         "cosine", "After the warm-up: a tenth at 4/9 and 7/9, half a cosine, or nothing."
     )
@@ -181,22 +166,30 @@ class Configuration:
         merged: dict[str, Any] = {}
         for layer in layers:
             merged |= {str(name).replace("-", "_"): value for name, value in layer.items()}
-        hints = option_types()
+        known = options()
+        values: dict[str, Any] = {}
+        nested: dict[str, dict[str, Any]] = {}
         for name, value in merged.items():
-            if name not in hints:
+            if name not in known:
                 raise ValueError(_unknown(name))
-            merged[name] = _checked(name, value, hints[name])
-        return cls(**merged)
+            option = known[name]
+            checked = _checked(name, value, option.type)
+            own = values if option.group is None else nested.setdefault(option.group, {})
+            own[option.field] = checked
+        for group, own in nested.items():
+            values[group] = replace(getattr(cls, group), **own)
+        return cls(**values)
 
     def as_mapping(self) -> dict[str, Any]:
-        """Every value by name, in types that JSON has."""
-        return asdict(self)
+        """Every value by the name of its option, in types that JSON has."""
+        return {name: option.value(self) for name, option in options().items()}
 
     def changed(self, given: Mapping[str, object]) -> Configuration:
         """This configuration of a run that goes on, with what may differ then."""
         new = Configuration.of(self.as_mapping(), given)
+        values = new.as_mapping()
         for name, value in self.as_mapping().items():
-            wanted = getattr(new, name)
+            wanted = values[name]
             moved = name in MOVABLE and None not in (value, wanted)
             if wanted != value and name not in CHANGEABLE and not moved:
                 before = f"the usual {flag(name)}" if value is None else f"{flag(name)} {value}"
@@ -207,11 +200,43 @@ class Configuration:
         return new
 
 
+@dataclass(frozen=True)
+class Option:
+    """A field of the configuration, or of an object that it holds, as an option of a run."""
+
+    group: str | None  # the field of the configuration that holds the object
+    field: str
+    type: Any
+    default: Any
+    help: str
+
+    def value(self, configuration: Configuration) -> Any:
+        """The option's value in `configuration`."""
+        holder = configuration if self.group is None else getattr(configuration, self.group)
+        return getattr(holder, self.field)
+
+
 @cache
-def option_types() -> dict[str, Any]:
-    """The type of each value, by name."""
+def options() -> dict[str, Option]:
+    """All options by name; those of an object have its field as a prefix: `kfac_damping`."""
+    found: dict[str, Option] = {}
     hints = get_type_hints(Configuration)
-    return {own.name: hints[own.name] for own in fields(Configuration)}
+    for own in fields(Configuration):
+        help_ = own.metadata["help"]
+        if not is_dataclass(own.default):
+            found[own.name] = Option(None, own.name, hints[own.name], own.default, help_)
+            continue
+        inner_hints = get_type_hints(type(own.default))
+        for inner in fields(own.default):
+            if "help" in inner.metadata:  # the others are not for the command line
+                found[f"{own.name}_{inner.name}"] = Option(
+                    own.name,
+                    inner.name,
+                    inner_hints[inner.name],
+                    inner.default,
+                    f"{help_}: {inner.metadata['help']}",
+                )
+    return found
 
 
 def from_file(path: Path) -> dict[str, object]:
@@ -249,7 +274,7 @@ def _yaml(text: str) -> object:
 
 
 def _unknown(name: str) -> str:
-    names = [own.name for own in fields(Configuration)]
+    names = list(options())
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"Is it {close[0]}?" if close else f"The names are {', '.join(names)}."
     return f"{name} was given, which is no option of training. {hint}"

@@ -12,11 +12,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +40,7 @@ from skipless.train.process import Process, cores, joined
 from skipless.train.settings import USUAL_MARKS, Settings
 from skipless.train.teacher import Teacher
 
-from .configuration import Configuration, flag, method_of, option_types
+from .configuration import Configuration, flag, method_of, options
 
 
 def stored_configuration(record: Record) -> Configuration:
@@ -58,7 +57,7 @@ def stored_configuration(record: Record) -> Configuration:
             f"{path} does not say how its network is made: it has no configuration with a model. "
             "Restore it, or name another run of skipless train."
         )
-    known = {name: value for name, value in stored.items() if name in option_types()}
+    known = {name: value for name, value in stored.items() if name in options()}
     if unknown := [name for name in stored if name not in known]:
         warnings.warn(
             f"{path} has options that are unknown here and left out: {', '.join(unknown)}. It was "
@@ -241,16 +240,14 @@ def assembled(configuration: Configuration, process: Process) -> Assembly:
 
 
 def _kfac_settings(given: Configuration) -> KFACSettings:
-    named = [own.name for own in fields(KFACSettings) if own.name != "seed"]
-    usual = Configuration()
-    for name in (f"kfac_{name}" for name in named):
-        if given.optimizer != "kfac" and getattr(given, name) != getattr(usual, name):
+    if given.optimizer == "kfac":
+        return replace(given.kfac, seed=given.seed)
+    for name, option in options().items():
+        if option.group == "kfac" and option.value(given) != option.default:
             raise ValueError(
-                f"{flag(name)} was given, but the optimizer is {given.optimizer}. Leave it out, or "
-                "take --optimizer kfac."
+                f"{flag(name)} needs --optimizer kfac, got --optimizer {given.optimizer}"
             )
-    same: dict[str, Any] = {name: getattr(given, f"kfac_{name}") for name in named}
-    return KFACSettings(**same, seed=given.seed)
+    return given.kfac
 
 
 def _channels_last(given: Configuration, model: nn.Module, process: Process) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from skipless.optim import KFAC
-from skipless.optim.kfac.scores import Loss
+from skipless.optim.settings import Loss
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what it imports uses torch.jit.script

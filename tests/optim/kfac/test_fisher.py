@@ -20,7 +20,7 @@ from optim.kfac.dense_fisher import (
 )
 from skipless.optim import KFAC
 from skipless.optim.kfac.blocks import Axes, Block
-from skipless.optim.kfac.scores import Fisher, Loss
+from skipless.optim.settings import Fisher, Loss
 
 LOSSES: tuple[Loss, ...] = ("cross_entropy", "binary_cross_entropy", "mse")
 

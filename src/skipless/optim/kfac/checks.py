@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import inf
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from skipless.optim.settings import Fisher, Loss
+
 from .blocks import Block
-from .scores import FISHERS, LOSSES, Fisher, Loss
 
 
 def check_model(model: object) -> None:
@@ -30,60 +29,6 @@ def check_model(model: object) -> None:
             raise ValueError(
                 f"K-FAC was asked for with a model whose layer {name} has sparse gradients. Use "
                 "sparse=False."
-            )
-
-
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise an error that says what is out of range."""
-    for name, bound in (
-        ("lr", inf),
-        ("momentum", 1.0),
-        ("damping", inf),
-        ("norm_constraint", inf),
-        ("l2", inf),
-        ("curvature_ema", 1.0),
-    ):
-        value: Any = settings[name]
-        if value is None and name in ("lr", "norm_constraint"):
-            continue
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0.0 <= value < bound
-        ):
-            limit = "a finite number, 0 or more" if bound == inf else "a number from 0 to below 1"
-            raise ValueError(f"K-FAC was asked for with {name} = {value!r}; it is {limit}.")
-    for name, least in (
-        ("curvature_period", 1),
-        ("inverse_period", 1),
-        ("damping_period", 1),
-        ("input_stride", 1),
-        ("burn_in", 0),
-        ("seed", 0),
-    ):
-        value = settings[name]
-        if name == "damping_period" and value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(
-                f"K-FAC was asked for with {name} = {value!r}; it is a whole number from {least} "
-                "on."
-            )
-    for name in ("spread_inverses", "eigenbasis"):
-        if not isinstance(settings[name], bool):
-            raise ValueError(
-                f"K-FAC was asked for with {name} = {settings[name]!r}; it is True or False."
-            )
-    if settings["damping"] + settings["l2"] == 0.0:
-        raise ValueError(
-            "K-FAC was asked for without damping, but the curvature of a batch has directions "
-            "without any. Raise the damping."
-        )
-    for name, known in (("loss", LOSSES), ("fisher", FISHERS)):
-        if settings[name] not in known:
-            raise ValueError(
-                f"K-FAC was asked for with {name} = {settings[name]!r}; it is one of "
-                f"{', '.join(known)}."
             )
 
 

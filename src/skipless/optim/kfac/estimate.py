@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from skipless.optim.settings import Fisher, KFACSettings, Loss
+
 from .blocks import Block, Blocks
 from .checks import Notes
 from .inverse import Diagonal
@@ -25,8 +27,6 @@ from .moments import Scratch
 from .processes import average_, rank, world
 from .scores import (
     Chance,
-    Fisher,
-    Loss,
     carry_back,
     empirical_scores,
     exact_scores,
@@ -150,24 +150,15 @@ class _Taken:
 class Estimate:
     """Kronecker factors of layers, and the diagonal of everything else."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        loss: Loss,
-        fisher: Fisher,
-        eigenbasis: bool,
-        input_stride: int,
-        seed: int,
-    ) -> None:
-        self.loss: Loss = loss
-        self.fisher: Fisher = fisher
-        self.eigenbasis, self.input_stride = eigenbasis, input_stride
-        self.seed = seed
+    def __init__(self, model: nn.Module, settings: KFACSettings) -> None:
+        self.loss: Loss = settings.loss
+        self.fisher: Fisher = settings.fisher
+        self.eigenbasis, self.input_stride = settings.eigenbasis, settings.input_stride
+        self.seed = settings.seed
         layers, by_module = find_layers(model)
         self.listener = Listener(by_module)
         self.notes = Notes({p: n for n, p in model.named_parameters() if p.requires_grad})
-        self.blocks = Blocks(layers, eigenbasis=eigenbasis, tell=self.notes.once)
+        self.blocks = Blocks(layers, eigenbasis=settings.eigenbasis, tell=self.notes.once)
         covered = {parameter for layer in layers for parameter in layer.parameters}
         self.names = self.notes.names
         self.diagonal = Diagonal([p for p in self.names if p not in covered])

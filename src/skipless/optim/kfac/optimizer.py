@@ -20,21 +20,22 @@ How much damping, and how long steps: the settings of the paper's K-FAC runs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from types import EllipsisType
-from typing import Any, Literal, TypedDict, overload
+from typing import Any, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from skipless.optim.groups import weights_and_others
+from skipless.optim.settings import KFACOptions, KFACSettings, require_number
 
-from .checks import check_model, check_outputs, check_place, check_settings, clear_errors
+from .checks import check_model, check_outputs, check_place, clear_errors
 from .estimate import Estimate
 from .processes import average_
-from .scores import Fisher, Loss, terms
+from .scores import terms
 from .steps import Linearisation, Step, adapted_damping, full_gradients, penalty
 
 
@@ -113,27 +114,29 @@ class KFAC(Optimizer):
             to 3d and Embedding layers get Kronecker factors, all else the diagonal.
         lr: The learning rate, or None: each step then finds the best learning rate and momentum
             in the quadratic model of the loss, with no norm constraint.
-        momentum: Of the steps.
-        damping: Added to the curvature, together with `l2`. `PRESETS["cifar10"]` has more of it
-            than the default, which is for ImageNet, and a smaller norm constraint.
-        norm_constraint: The largest squared length of a step before momentum, in the metric of the
-            curvature; None for any.
+        momentum: Momentum of the steps.
         l2: Penalty on weights, half of it times their squares; not on biases and normalisation.
-        curvature_ema: How much of the running means of the factors is kept in an update.
+        settings: All of the following as one object; those given as keywords replace its own.
+        preset: `damping` and `norm_constraint` of the paper's runs: "imagenet" is the default,
+            "cifar10" is for small data and small batches.
+        damping: Added to the curvature, together with `l2`.
+        norm_constraint: The largest squared length of a step before momentum, in the metric of the
+            curvature; None does not limit it.
+        curvature_ema: How much of the running means of the factors an update keeps.
         curvature_period: Steps from one update of the factors to the next.
         inverse_period: Steps from one inversion of the factors to the next.
-        burn_in: First steps in which the factors are measured and nothing is trained.
-        loss: The loss that is trained with, by which labels are drawn: cross_entropy,
+        burn_in: First steps, which measure the factors and train nothing.
+        loss: The training loss, which determines how labels are drawn: cross_entropy,
             binary_cross_entropy (with logits) or mse.
-        fisher: "sampled" draws one label an example, "exact" takes the mean over all labels, with
+        fisher: "sampled" draws one label per example, "exact" takes the mean over all labels, with
             a backward pass for each, "empirical" takes the labels of the data.
-        input_stride: Take every n-th example of a batch for the factors of inputs: of convolutions
+        input_stride: Take every n-th example of a batch for the factors of inputs: for convolutions
             these are most of the cost, and a batch has more patches than it takes.
-        spread_inverses: Invert a part of the factors in each step, so that none takes longer.
+        spread_inverses: Invert a part of the factors in each step, so that no step takes longer.
         eigenbasis: Measure the curvature along the axes of the factors (EKFAC).
         damping_period: Steps from one change of the damping to the next, by the rule of Levenberg
-            and Marquardt (5 in the original); `step` then needs a closure. None keeps it.
-        seed: Of the labels.
+            and Marquardt (5 in the original); `step` then needs a closure. None keeps it constant.
+        seed: Seed of the sampled labels.
     """
 
     def __init__(
@@ -141,28 +144,27 @@ class KFAC(Optimizer):
         model: nn.Module,
         lr: float | None,
         momentum: float = 0.9,
-        damping: float = 1e-3,
-        norm_constraint: float | None = 1e-3,
-        l2: float = 0.0,
-        curvature_ema: float = 0.99,
-        curvature_period: int = 1,
-        inverse_period: int = 50,
         *,
-        burn_in: int = 5,
-        loss: Loss = "cross_entropy",
-        fisher: Fisher = "sampled",
-        input_stride: int = 1,
-        spread_inverses: bool = False,
-        eigenbasis: bool = False,
-        damping_period: int | None = None,
-        seed: int = 0,
+        l2: float = 0.0,
+        settings: KFACSettings = KFACSettings(preset="imagenet"),  # noqa: B008 - frozen
+        **options: Unpack[KFACOptions],
     ) -> None:
         check_model(model)
+        if "preset" in options:
+            settings = replace(settings, preset=options.pop("preset"))
+        own = replace(settings.resolve(), **options)
+        if lr is not None:
+            require_number("lr", lr)
+        require_number("momentum", momentum, below=1.0)
+        require_number("l2", l2)
+        assert own.damping is not None  # as there is no preset any more
+        if own.damping + l2 == 0.0:
+            raise ValueError(
+                "damping + l2 must be > 0, got 0: the curvature of a batch is zero in some "
+                "directions. Raise the damping."
+            )
         self._model = model
-        self._settings = {
-            k: v for k, v in locals().items() if k not in ("self", "model", "__class__")
-        }
-        check_settings(self._settings)
+        self._arguments = {"lr": lr, "momentum": momentum, "l2": l2, "settings": own}
         groups = [
             {"name": name, "params": parameters, "l2": l2 if name == "weights" else 0.0}
             for name, parameters in weights_and_others(model).items()
@@ -170,18 +172,13 @@ class KFAC(Optimizer):
         super().__init__(groups, {"lr": lr, "momentum": momentum})
         for parameter in self._parameters:
             self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        self.damping, self.norm_constraint = damping, norm_constraint
-        self.curvature_ema, self.damping_period = curvature_ema, damping_period
+        self.damping, self.norm_constraint = own.damping, own.norm_constraint
+        self.curvature_ema, self.damping_period = own.curvature_ema, own.damping_period
         self.steps = 0
-        self._timing = Timing(burn_in, curvature_period, inverse_period, spread_inverses)
-        self._estimate = Estimate(
-            model,
-            loss=loss,
-            fisher=fisher,
-            eigenbasis=eigenbasis,
-            input_stride=input_stride,
-            seed=seed,
+        self._timing = Timing(
+            own.burn_in, own.curvature_period, own.inverse_period, own.spread_inverses
         )
+        self._estimate = Estimate(model, own)
         self._linearisations: list[Linearisation] = []
         self._repeating = False
         self.chosen: tuple[float, float] | None = None  # rate and momentum of the quadratic model
@@ -291,7 +288,7 @@ class KFAC(Optimizer):
 
     def __reduce__(self) -> Any:
         # A copy, or what is loaded from a file, listens to a copy of the model.
-        return _made_again, (self._model, self._settings, self.state_dict())
+        return _rebuild, (self._model, self._arguments, self.state_dict())
 
     @property
     def _curvature_due(self) -> bool:
@@ -384,30 +381,11 @@ class KFAC(Optimizer):
             self._repeating = False
 
 
-def _made_again(model: nn.Module, settings: dict[str, Any], state: dict[str, Any]) -> KFAC:
-    optimizer = KFAC(model, **settings)
+def _rebuild(model: nn.Module, arguments: dict[str, Any], state: dict[str, Any]) -> KFAC:
+    optimizer = KFAC(model, **arguments)
     optimizer.load_state_dict(state)
     return optimizer
 
 
 def _number(loss: Any) -> float:
     return float(loss.detach() if isinstance(loss, Tensor) else loss)
-
-
-PresetName = Literal["cifar10", "imagenet"]
-
-
-class Preset(TypedDict):
-    """Settings of K-FAC that go together."""
-
-    damping: float
-    norm_constraint: float
-
-
-PRESETS: dict[PresetName, Preset] = {
-    # Appendix E.2. Also the one for small data and small batches: ImageNet's lets vanilla networks
-    # of 50 layers diverge on them, at all but tiny learning rates.
-    "cifar10": {"damping": 1e-2, "norm_constraint": 1e-4},
-    # Appendix D: batches of 1,024, learning rates from 0.00003 to 0.003, 5 epochs of warm-up.
-    "imagenet": {"damping": 1e-3, "norm_constraint": 1e-3},
-}

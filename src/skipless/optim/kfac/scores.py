@@ -20,17 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-Loss = Literal["cross_entropy", "binary_cross_entropy", "mse"]
-Fisher = Literal["sampled", "exact", "empirical"]
-
-LOSSES: tuple[str, ...] = get_args(Loss)
-FISHERS: tuple[str, ...] = get_args(Fisher)
+from skipless.optim.settings import Loss
 
 
 def terms(outputs: Tensor, loss: Loss) -> int:

@@ -21,9 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from skipless.optim.settings import Loss
+
 from .estimate import Estimate
 from .processes import average_
-from .scores import Loss, times_hessian
+from .scores import times_hessian
 
 # As in kfac-jax.
 _DECAY = 0.9  # for each step
