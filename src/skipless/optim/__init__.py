@@ -37,8 +37,10 @@ if not TYPE_CHECKING:  # or a type checker would take any name at all
 
     def __getattr__(name):
         if name in _MODULES:
-            return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+            return getattr(import_module(f"skipless.optim.{_MODULES[name]}"), name)
         if name == "PRESETS":
             warn_renamed("skipless.optim.PRESETS", 'KFAC(model, lr, preset="cifar10")')
-            return import_module(f"{__name__}.settings").PRESETS
+            from .settings import PRESETS
+
+            return PRESETS
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
