@@ -30,7 +30,7 @@ from .init import Distribution
 from .init import draw as drawn_weights
 from .operations import Axes, all_axes, input_axes, signals
 from .record import Tensor
-from .trace import Reading, input_place, read
+from .trace import Reading, input_index, read
 
 
 class Replay:
@@ -127,10 +127,11 @@ def measure(
     *args: object,
     seeds: int | Iterable[int] | None = None,
     draw: Callable[[jax.Array], Sequence[object]] | None = None,
+    argnum: int = -1,
 ) -> Measurement:
     """The q and c values of `fn(*args)` at every node of its graph, over pairs and locations.
 
-    The arguments are those of `trace`; the last one is a batch in which samples 0 and 1 are a pair,
+    The arguments are those of `trace`; the input is a batch in which samples 0 and 1 are a pair,
     as are 2 and 3, and so on. The weights are those that are given. With `seeds`, a number of them
     or the seeds themselves, they are drawn anew for each; then standard errors are over seeds.
     `draw(key)` returns the arguments that come before the batch. Without it, layers get weights
@@ -143,19 +144,20 @@ def measure(
     >>> [(node.kind, round(node.q.mean, 5), round(node.c.mean, 5)) for node in found.nodes]
     [('Input', 1.0, 0.25), ('Affine', 1.0, 0.25)]
     """
-    place = input_place(args)
+    place = input_index(args, argnum)
     inputs = jnp.asarray(args[place])
     core.require_batch_of_pairs(inputs.shape)
     if draw is not None and seeds is not None:
         graph, samples = None, []
         for key in _keys(seeds):
-            replay = Replay(read(fn, *draw(key), *args[place:]), inputs)
+            drawn = draw(key)
+            replay = Replay(read(fn, *drawn, *args[place:], argnum=len(drawn)), inputs)
             graph = graph or replay.graph
             samples.append(replay.run(inputs, {}))
         q, c = core.stack(samples)
         assert graph is not None
         return Measurement.of(graph, q, c)
-    reading = read(fn, *args)
+    reading = read(fn, *args, argnum=place)
     replay = Replay(reading, inputs)
     weights = [{}] if seeds is None else [drawn_weights(reading, key) for key in _keys(seeds)]
     q, c = core.stack([replay.run(inputs, drawn) for drawn in weights])
@@ -164,22 +166,23 @@ def measure(
 
 def check(
     fn: Callable[..., object],
-    *example_args: object,
+    *args: object,
     solution: Solution,
     cosines: Sequence[float] = (0.0,),
     seeds: int | Iterable[int] = 20,
     pairs: int = 8,
     distribution: Distribution = "orthogonal",
     tolerance: float = TOLERANCE,
+    argnum: int = -1,
 ) -> Check:
     r"""What `solution` predicts for `fn`, beside what is measured, at every node of its graph.
 
-    Pairs of inputs with each of the `cosines` go through `fn(*example_args)` under as many draws of
+    Pairs of inputs with each of the `cosines` go through `fn(*args)` under as many draws of
     its weights as there are `seeds` (or under these very ones: `seeds=tqdm(range(50))` shows
     progress). Every layer gets weights of that `distribution` in place of those that it is given,
     and its biases, if it has any, are drawn with the solution's `sigma_b`; convolutions have theirs
     at one tap (Delta initialisation). Weights that are computed from others are refused. Of the
-    example, the last argument as in `trace`, only the shape of a sample matters.
+    input, which `argnum` names as in `trace`, only the shape of a sample matters.
 
     A node agrees if c, and q relative to its prediction, are off by at most the `tolerance` and
     four standard errors; `skipless.torch.check` says what finite widths do.
@@ -197,10 +200,10 @@ def check(
     """
     require_solution(solution)
     samples = core.batch_size(cosines, pairs)
-    place = input_place(example_args)
-    example = example_args[place]
+    place = input_index(args, argnum)
+    example = args[place]
     batch = jnp.ones((samples, *example.shape[1:]), example.dtype)  # pyright: ignore
-    reading = read(fn, *example_args[:place], batch, *example_args[place + 1 :])
+    reading = read(fn, *args[:place], batch, *args[place + 1 :], argnum=place)
     draw = partial(
         drawn_weights,
         reading,
