@@ -82,48 +82,6 @@ def unmoved(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def by_layers(tensor: Tensor) -> bool:
-    """Whether the constant `tensor` was computed with products, as what layers return."""
-    seen: set[Operation] = set()
-    waiting = [tensor]
-    while waiting:
-        op = waiting.pop().operation
-        if op is not None and op not in seen:
-            if multiplies(op):
-                return True
-            seen.add(op)
-            waiting += op.inputs
-    return False
-
-
-def multiplies(op: Operation) -> bool:
-    """Whether `op` is a product, as those of layers are, or calls a function that has some."""
-    return op.name in AFFINE or any(map(_has_products, op.parameters.values()))
-
-
-def _has_products(parameter: Any) -> bool:
-    """Whether the parameter of an operation is a jaxpr in which there are products."""
-    equations = getattr(getattr(parameter, "jaxpr", parameter), "eqns", ())
-    return any(
-        e.primitive.name in AFFINE or any(map(_has_products, e.params.values())) for e in equations
-    )
-
-
-def origins(tensor: Tensor) -> set[Tensor]:
-    """The arrays that were given, or are held, of which `tensor` is computed."""
-    found: set[Tensor] = set()
-    seen, waiting = {tensor}, [tensor]
-    while waiting:
-        current = waiting.pop()
-        if current.operation is not None:
-            new = set(current.operation.inputs) - seen
-            seen |= new
-            waiting += new
-        elif current.parametric:
-            found.add(current)
-    return found
-
-
 def fan_in(op: Operation, source: Tensor, weight: Tensor) -> tuple[int, bool]:
     """How many channels an output of a layer reads if there are groups, and if it reads its own.
 

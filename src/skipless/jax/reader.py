@@ -40,10 +40,8 @@ from .operations import (
     UNKNOWN,
     Region,
     Values,
-    by_layers,
     evaluate,
     fan_in,
-    origins,
     reduced,
     regions,
     signals,
@@ -374,21 +372,17 @@ class Reader(Composer):
             raise self.product_of_branches(tensor, op.name)
 
     def _is_bias(self, op: Operation, inputs: Sequence[Tensor]) -> bool:
-        """Whether an array is added to what a layer computes, reshaped at most in between."""
+        """Whether `op` adds an array to what a layer computes, reshaped at most in between.
+
+        It does not depend on the input, so that it is the layer's bias. A number is not: it may
+        belong to the activation that follows.
+        """
         if op.name not in ADDITIONS or len(op.inputs) != 2 or len(inputs) != 1:
             return False
         (added,) = (t for t in op.inputs if not t.signal)
-        given = added.parametric or self.constants.number(added) is None
-        # In a batch of one, biases may have its shape too, but no layer computes them.
-        several = inputs[0].shape[:1] != (1,) or (by_layers(added) and not self._is_factored(added))
-        batched = len(inputs[0].shape) > 1 and several
-        if given and batched and unmoved(added).shape == inputs[0].shape:
-            raise UnsupportedModelError(
-                f"{op.location} adds an array of the shape of a whole batch, {inputs[0].shape}, "
-                "that does not depend on the input, as another input does, and the theory knows "
-                "networks with one. Wrap it in a function of one array, the last argument."
-            )
-        if not given or (op.name == "sub" and added is op.inputs[0]):
+        if not added.parametric and self.constants.number(added) is not None:
+            return False
+        if op.name == "sub" and added is op.inputs[0]:
             return False
         tensor = inputs[0]
         while self.values[tensor].function is None and self.steps[tensor].kind == "move":
@@ -396,19 +390,6 @@ class Reader(Composer):
                 return False
             (tensor,) = self.steps[tensor].inputs
         return self.values[tensor].function is None and self.steps[tensor].kind == "affine"
-
-    def _is_factored(self, added: Tensor) -> bool:
-        """Whether `added` is computed of parameters of its own, as one of low rank is.
-
-        These are of the same tree, and no layer reads them.
-        """
-        own = origins(added)
-        argument = {tensor.name.partition("]")[0] for tensor in own}
-        if len(argument) != 1 or any(tensor.name.count("]") < 2 for tensor in own):
-            return False
-        layers = [op for op in self.record.operations if op.name in AFFINE and signals(op)]
-        weights = (t for op in layers for t in op.inputs if not t.signal)
-        return own.isdisjoint(*map(origins, weights))
 
     def _divides_by_counts(self, op: Operation) -> bool:
         """Whether a window's sum is divided by how many places it has, fewer at the border."""
