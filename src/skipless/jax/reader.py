@@ -23,7 +23,7 @@ from skipless.core.graph import Graph
 from skipless.core.recognise import PROBE, Recognised, recognise
 from skipless.core.trace import FEW, Signals, UnsupportedModelError
 
-from .constants import Constants, masked
+from .constants import Constants
 from .operations import (
     ADDITIONS,
     AFFINE,
@@ -358,8 +358,11 @@ class Reader(Composer):
         if self._is_bias(op, inputs):
             self.biases[tensor] = op
             self.set(tensor, "affine", self.values[inputs[0]].node, inputs)
-        elif (unmasked := masked(op, self.constants.number)) is not None:
-            self.move(tensor, unmasked)
+        elif op.name not in ADDITIONS and any(t.random for t in op.inputs if not t.signal):
+            raise UnsupportedModelError(
+                f"{op.location} computes {op.name} with random numbers, as dropout does. Trace the "
+                "model in evaluation mode, or use the dropout of Flax, Haiku or Equinox."
+            )
         elif self._divides_by_counts(op):
             self.set(tensor, "move", self.values[inputs[0]].node, inputs)
         elif (chosen := self._chosen(op)) is not None:

@@ -182,6 +182,7 @@ class Tensor:
     operation: Operation | None = field(default=None, repr=False)  # that computes it
     signal: bool = False  # whether it depends on the network's input
     parametric: bool = False  # whether it depends on an array that the function was given
+    random: bool = False  # whether it depends on a random key
     value: object = field(default=None, repr=False)  # of an argument or a literal, if known
     name: str = ""
 
@@ -239,7 +240,12 @@ def record(
 def _argument(variable: Any, name: str, value: object, *, signal: bool) -> Tensor:
     aval = variable.aval
     given = None if signal else value
-    return Tensor(tuple(aval.shape), aval.dtype, None, signal, not signal, given, name)
+    shape, random = tuple(aval.shape), _is_key(aval.dtype)
+    return Tensor(shape, aval.dtype, None, signal, not signal, random, given, name)
+
+
+def _is_key(dtype: object) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def _leading_to(outputs: Sequence[Tensor]) -> set[Operation]:
@@ -351,22 +357,26 @@ class _Recorder:
         op = Operation(name, tuple(inputs), parameters, run, location, len(self.operations))
         signal = any(tensor.signal for tensor in inputs)
         parametric = any(tensor.parametric for tensor in inputs)
+        random = any(tensor.random for tensor in inputs)
         for aval in avals:
             shape, dtype = tuple(getattr(aval, "shape", ())), getattr(aval, "dtype", None)
-            op.outputs.append(Tensor(shape, dtype, op, signal, parametric))  # pyright: ignore
+            drawn = random or (dtype is not None and _is_key(dtype))
+            op.outputs.append(Tensor(shape, dtype, op, signal, parametric, drawn))  # pyright: ignore
         self.operations.append(op)
         return op.outputs
 
     def _constant(self, array: object) -> Tensor:
         if id(array) not in self._constants:
             shape, dtype = np.shape(array), getattr(array, "dtype", np.dtype(float))  # pyright: ignore
-            self._constants[id(array)] = Tensor(shape, dtype, None, False, True, array)
+            self._constants[id(array)] = Tensor(
+                shape, dtype, None, False, True, _is_key(dtype), array
+            )
         return self._constants[id(array)]
 
     def _literal(self, atom: Any) -> Tensor:
         if np.shape(atom.val):  # small arrays that the function holds may be written as literals
             return self._constant(atom.val)
-        return Tensor((), atom.aval.dtype, None, False, False, atom.val)
+        return Tensor((), atom.aval.dtype, value=atom.val)
 
 
 def _scanned(parameters: Mapping[str, Any], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
