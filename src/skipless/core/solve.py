@@ -35,6 +35,9 @@ from .maps import arc_gap
 from .network import max_c_value, max_curvature, max_slope, propagate
 from .solution import DKS, EOC, TAT, Method, Solution, UnreachableTargetError, clamp_or_raise
 
+# How far q may be from 1 where a smooth φ reads it: factors of deep networks may be of float32.
+_UNIT_Q = 1e-5
+
 
 def tat_leaky_relu(graph: Graph, eta: float, clamp: bool) -> Solution:
     r"""TReLU: the negative slope α ≥ 0 with $\mu^0_f = \eta$ (algorithm 1 of the paper)."""
@@ -356,6 +359,6 @@ def _first_off_unit_q(graph: Graph) -> tuple[Nonlinearity, float] | None:
     """The first activation that does not receive q = 1, and what it receives."""
     at = propagate(graph, q_map=lambda q: q, c_map=lambda c, _: c)
     for node in graph.nodes:
-        if isinstance(node, Nonlinearity) and abs((q := at[node.input].q) - 1.0) > 1e-9:
+        if isinstance(node, Nonlinearity) and abs((q := at[node.input].q) - 1.0) > _UNIT_Q:
             return node, q
     return None

@@ -1,15 +1,12 @@
 """What does not depend on the network's input: its numbers, where they are known.
 
-Constants are computed only when they are asked for. A number that the user wrote, such as the 0.8
-of `0.8 * x`, is found in a record of float32 as 0.800000012; `written` undoes that.
+Constants are computed only when they are needed. A number such as the 0.8 of `0.8 * x` is rounded
+as the record is: in float32 it is 0.800000012.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +15,6 @@ import numpy as np
 from . import operations
 from .record import Operation, Tensor
 
-# Numbers in the definitions of activations that are no short decimals, or are taken for others.
-_IN_ACTIVATIONS = (
-    math.sqrt(2.0 / math.pi), math.sqrt(0.5), math.sqrt(2.0), math.log(2.0), 0.044715, 1.702,
-    1.6732632423543772848, 1.0507009873554804934,
-)  # fmt: skip
 # They repeat, leave out or move numbers, all of which stay equal if they were.
 _KEEPS_EQUAL = {
     "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "rev",
@@ -55,7 +47,7 @@ class Constants:
             for op in _in_order(tensor, self._numbers):
                 self._number_of(op)
             if tensor.operation is None:
-                self._numbers[tensor] = self._leaf(tensor)
+                self._numbers[tensor] = _uniform(self._given(tensor))
         return self._numbers[tensor]
 
     def _given(self, tensor: Tensor) -> object | None:
@@ -80,57 +72,13 @@ class Constants:
 
     def _number_or_leaf(self, tensor: Tensor) -> float | None:
         if tensor.operation is None and tensor not in self._numbers:
-            self._numbers[tensor] = self._leaf(tensor)
+            self._numbers[tensor] = _uniform(self._given(tensor))
         return self._numbers[tensor]
-
-    def _leaf(self, tensor: Tensor) -> float | None:
-        if tensor.parametric or tensor.shape:
-            return _uniform(tensor.value)
-        return written(tensor.value, tensor.dtype)
 
 
 def x64() -> AbstractContextManager[object]:
     """In its context, JAX computes in float64 where it is asked to."""
     return jax.enable_x64(True)
-
-
-def written(value: object, dtype: np.dtype) -> float | None:
-    """The number that a user wrote, of which `value` is the rounding to `dtype`.
-
-    Many numbers are rounded to the same one. The shortest decimal is taken, or a square root of
-    one, or a constant that activations are made of:
-
-    >>> written(np.float32(0.8), np.dtype("float32")), float(np.float32(0.8))
-    (0.8, 0.800000011920929)
-    >>> written(np.float32(0.19**0.5), np.dtype("float32")) == 0.19**0.5
-    True
-    """
-    if jnp.issubdtype(dtype, jax.dtypes.extended):
-        return None
-    number = float(np.asarray(value).astype(np.float64))
-    if not jnp.issubdtype(dtype, np.floating) or dtype == np.float64:
-        return number
-    if not math.isfinite(number) or number == int(number):
-        return number
-    for candidate in _candidates(abs(number), dtype):
-        if float(np.asarray(candidate).astype(dtype)) == abs(number):
-            return math.copysign(candidate, number)
-    return number
-
-
-def _candidates(number: float, dtype: np.dtype) -> Iterator[float]:
-    digits = 7 if jnp.finfo(dtype).bits >= 32 else 3  # that the type holds
-    yield from _IN_ACTIVATIONS
-    for places in range(1, digits - 1):
-        yield float(f"{number:.{places}g}")
-    fraction = Fraction(number).limit_denominator(100)
-    yield fraction.numerator / fraction.denominator
-    for places in range(1, digits - 1):
-        yield math.sqrt(float(f"{number * number:.{places}g}"))
-    square = Fraction(number * number).limit_denominator(1000)
-    yield math.sqrt(square.numerator / square.denominator)
-    for places in range(digits - 1, digits + 3):
-        yield float(f"{number:.{places}g}")
 
 
 def _in_order(tensor: Tensor, known: dict[Tensor, object] | dict[Tensor, float | None]):

@@ -16,6 +16,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 
 from skipless.core import trace as core
@@ -49,8 +50,8 @@ from .operations import (
 )
 from .record import Operation, Record, Tensor
 
-# Of numbers that were rounded when the network was written in single precision.
-SINGLE = 1e-6
+# How close a function must be to an activation, by the bits of the numbers in its definition.
+_CLOSE = {64: 1e-9, 32: 1e-6, 16: 4e-3}
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +74,13 @@ Value = core.Value[Tensor, Pointwise]
 class Composer(Signals[Tensor, Pointwise]):
     """The tensors of a record as functions of those at which the graph has a node."""
 
-    def __init__(self, constants: Constants, regions: Mapping[Operation, Region]) -> None:
+    def __init__(
+        self, constants: Constants, regions: Mapping[Operation, Region], close: float
+    ) -> None:
         super().__init__()
         self.constants = constants
         self._regions = regions
+        self._close = close
 
     def origin(self, tensor: Tensor) -> str:
         return tensor.name if tensor.operation is None else str(tensor.operation.location)
@@ -198,7 +202,7 @@ class Composer(Signals[Tensor, Pointwise]):
         return simple and self.steps[place].kind == "input"
 
     def _known(self, values: Values) -> Recognised | None:
-        return recognise(values) or recognise(values, close=SINGLE)
+        return recognise(values, self._close)
 
     def _evaluated(self, op: Operation, arguments: Sequence[Values | None]) -> Values | None:
         known = [a for a in arguments if a is not None]
@@ -229,7 +233,7 @@ class Reader(Composer):
     """Reads a record into a graph, and keeps the steps."""
 
     def __init__(self, record: Record, constants: Constants) -> None:
-        super().__init__(constants, regions(record))
+        super().__init__(constants, regions(record), _closeness(record))
         self.record = record
         self.biases: dict[Tensor, Operation] = {}  # of layers, with the addition that applies them
         self.last: Tensor | None = None
@@ -418,3 +422,10 @@ class Reader(Composer):
             )
         self.last = tensors[0]
         self.output(self.last, self.last)
+
+
+def _closeness(record: Record) -> float:
+    tensors = [t for op in record.operations for t in op.outputs if t.signal]
+    types = [t.dtype for t in tensors if jnp.issubdtype(t.dtype, jnp.floating)]
+    bits = min((jnp.finfo(dtype).bits for dtype in types), default=64)
+    return _CLOSE.get(bits, _CLOSE[16])
