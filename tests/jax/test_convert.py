@@ -13,6 +13,7 @@ from flax import nnx
 from skipless import DKS, TAT, Graph, solve
 from skipless.core.graph import Nonlinearity
 from skipless.core.network import fold
+from skipless.core.summary import kind_of
 from skipless.jax import check, measure, normalize_per_location, pair_inputs, shaped, trace
 from skipless.jax.convert import draw, is_activation
 from skipless.jax.nnx import Constant, ConversionReport, Identity, ShapedActivation, TReLU, convert
@@ -251,7 +252,7 @@ def test_a_converted_model_has_the_kernel_that_was_predicted(name: str) -> None:
     found = check(nnx.jit(model), VECTORS, solution=report.solution, seeds=4)
     assert found.agrees, str(found)
     measured = measure(model, VECTORS).nodes
-    assert [node.kind for node in measured] == [type(n).__name__ for n in report.graph.nodes]
+    assert [node.kind for node in measured] == [kind_of(n) for n in report.graph.nodes]
     close(measured[-1].q.mean, jnp.mean(model(VECTORS) ** 2), 1e-5)
 
 
