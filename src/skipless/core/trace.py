@@ -1,60 +1,67 @@
-"""What every tensor of a recorded network is to the theory, whatever framework recorded it.
+"""Reads the record of a network into a graph, whatever framework recorded it: read(record).
 
-A framework reads its own record from input to output, and says of each operation which of the
-methods of `Signals` it is: a layer with weights, a sum, a move of numbers, a function of one
-tensor. Pointwise functions are put together until something else reads them; then they are found to
-be an activation, a factor, or several activations in a row. So the same network becomes the same
-graph in every framework.
+Each framework says what every recorded operation is (`record.Operation`): a layer with weights, a
+move of numbers, a pointwise function. The rest happens here, so the same network becomes the same
+graph in every framework. A new kind of operation is a class in `record` and a case in `_read`.
 
-Which axes of recorded tensors run over channels, and what must not be done along these.
+A pointwise function is known by its values on `PROBE`. Consecutive pointwise operations are
+composed until something else reads the result. Only then is it recognised: as an activation, a
+factor, several activations in a row, or constants that standardise the input.
 
-Locations may be pooled and padded: each of them is as good as another. Channels may not: their mean
-has another q value than they have, and so have they beside others that are zero. Nor may branches
-be pooled that lie side by side in one tensor.
+Axes are followed from the input on, because channels must stay apart. Locations may be pooled and
+padded, since each is as good as another. The mean of channels, however, has another q value than
+they have, and so have channels padded with zeros, or branches that are pooled as one array.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar, assert_never
 
-from .graph import GraphBuilder
-from .recognise import Recognised
+from .activations import Activation, Array
+from .graph import Graph, GraphBuilder
+from .recognise import PROBE, Recognised, recognise
+from .record import (
+    Bias,
+    Concatenation,
+    Layer,
+    Move,
+    Norm,
+    Operation,
+    Pointwise,
+    Preparation,
+    Recorded,
+    ShapedCall,
+    Unsupported,
+    UnsupportedModelError,
+    WeightedSum,
+    reshaped,
+)
+
+__all__ = ["Axes", "Notes", "Reading", "Step", "UnsupportedModelError", "read", "reshaped"]
 
 T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
-F = TypeVar("F")  # its functions of one tensor
 Kind = Literal["input", "affine", "norm", "move", "concat", "sum", "activation", "scale"]
-FEW = 16  # channels in a group do not make their weighted sums normal
-
-
-class UnsupportedModelError(ValueError):
-    """The model computes something for which there are no Q and C maps."""
-
-
-@dataclass(frozen=True)
-class Value(Generic[T, F]):
-    """A tensor as a pointwise function of the tensor at a `place`, whose node is in the graph."""
-
-    node: int
-    place: T
-    function: F | None = None  # the identity, if None
+FEW = 16  # with fewer channels in a group, weighted sums of them are not normal
 
 
 @dataclass(frozen=True)
 class Step(Generic[T]):
-    """How a tensor came about: an operation of this kind on `inputs`, as they were at that time.
+    """What a tensor is to the graph: an operation of this kind on `inputs`.
 
     It is `scale` times what the graph has at `node`. The input of an activation is the tensor that
-    the whole function is applied to, by however many operations it was written.
+    the whole function is applied to, by however many operations it is written. `phi` is the
+    activation, if it was recognised by its values.
     """
 
     kind: Kind
     node: int
     inputs: tuple[T, ...] = ()
     scale: float = 1.0
+    phi: Activation | None = None
 
 
 @dataclass(frozen=True)
@@ -65,248 +72,476 @@ class Notes:
     approximate: list[str] = field(default_factory=list[str])
 
 
-class Signals(ABC, Generic[T, F]):
-    """The tensors that depend on the input, as they are met, and the graph that they make."""
+@dataclass(frozen=True)
+class Axes:
+    """The axes of a tensor: the one of `samples`, and those over which channels run."""
 
-    def __init__(self) -> None:
-        self.builder = GraphBuilder()
+    samples: int
+    channels: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reading(Generic[T]):
+    """The graph of a recorded network, and how it lies in the record.
+
+    `steps` has the tensors that a node of the graph stands for, those inside of an activation left
+    out; `axes` has all of them.
+    """
+
+    graph: Graph
+    notes: Notes
+    steps: Mapping[T, Step[T]]
+    axes: Mapping[T, Axes]
+    output: T
+
+    def tensors(self) -> dict[int, tuple[T, float]]:
+        """For nodes of the graph, a recorded tensor and the factor by which it is larger."""
+        found: dict[int, tuple[T, float]] = {}
+        for tensor, step in self.steps.items():
+            if step.kind in ("input", "affine"):  # the last one: prepared, or with its bias
+                found[step.node] = (tensor, 1.0)
+            elif step.kind != "move":
+                found.setdefault(step.node, (tensor, step.scale))
+        return found
+
+    @property
+    def activations(self) -> dict[T, str]:
+        """The names of the activations that were recognised."""
+        return {t: step.phi.name for t, step in self.steps.items() if step.phi is not None}
+
+
+def read(record: Recorded[T]) -> Reading[T]:
+    """The graph of a recorded network.
+
+    Raises:
+        UnsupportedModelError: The network does something that has no Q and C maps; the message
+            says where, and what to do about it.
+    """
+    reader = _Reader(record)
+    graph, output = reader.read()
+    return Reading(graph, reader.notes, reader.steps, _find_axes(record), output)
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A pointwise function by its values on `PROBE`, None if unknown."""
+
+    values: Array | None
+    affine: bool = False  # it only adds and multiplies constants
+    shaped: bool = False  # it is a shaped activation, known without values
+
+
+@dataclass(frozen=True)
+class _Value(Generic[T]):
+    """A tensor as a function, if not the identity, of the tensor `base`, which is at `node`."""
+
+    node: int
+    base: T
+    function: _Function | None = None
+
+
+class _Reader(Generic[T]):
+    """Reads the operations in order; `_values` has what each tensor is so far."""
+
+    def __init__(self, record: Recorded[T]) -> None:
+        self.record = record
         self.notes = Notes()
         self.steps: dict[T, Step[T]] = {}
-        self.values: dict[T, Value[T, F]] = {}
-        self._activations: dict[tuple[T, object], int] = {}
-        self._narrow: set[int] = set()
+        self._builder = GraphBuilder()
+        self._values: dict[T, _Value[T]] = {}
+        self._order = {t: place for place, t in enumerate((record.input, *record.operations))}
+        sources = (dict.fromkeys(o.sources) for o in record.operations.values())
+        self._readers = Counter(tensor for distinct in sources for tensor in distinct)
+        self._factors: dict[T, float] = {}  # of sums over places, not divided yet
+        self._nonlinearities: dict[tuple[T, object], int] = {}
+        self._narrow: set[int] = set()  # layers of few channels
+        self._weights: set[Hashable] = set()
 
-    @abstractmethod
-    def origin(self, tensor: T) -> str:
-        """Where in the user's model `tensor` is computed."""
+    def read(self) -> tuple[Graph, T]:
+        start = self.record.input
+        self._set(start, "input", self._builder.input(origin=self.record.origin(start)))
+        for tensor, operation in self.record.operations.items():
+            self._read(tensor, operation)
+        output = self.record.output
+        last = self._at(output)
+        if last != len(self._builder.nodes) - 1:  # dead ends come after the output: close it off
+            self._builder.sum([last], [1.0])
+        return self._builder.build(), output
 
-    @abstractmethod
-    def composed(self, tensor: T) -> Value[T, F]:
-        """The pointwise operation of `tensor` as a function of the one tensor it depends on.
+    def _read(self, tensor: T, operation: Operation[T]) -> None:
+        match operation:
+            case Layer():
+                self._layer(tensor, operation)
+            case Bias(sources=(source,)):
+                self._set(tensor, "affine", self._at(source, tensor), (source,))
+            case Norm(sources=(source,)):
+                self.notes.norms.append(self.record.origin(tensor))
+                self._set(tensor, "norm", self._at(source, tensor), (source,))
+            case Move():
+                self._move(tensor, operation)
+            case Concatenation():
+                self._concatenate(tensor, operation)
+            case WeightedSum(sources, weights):
+                self._sum(tensor, sources, weights)
+            case Pointwise():
+                self._pointwise(tensor, operation)
+            case ShapedCall(sources=(source,)):
+                node = self._at(source, tensor)
+                self._values[tensor] = _Value(node, source, _Function(None, shaped=True))
+            case Preparation(sources, elsewhere):
+                nodes = {self._at(source, tensor) for source in sources}
+                if nodes != {0}:
+                    where = self.record.origin(tensor)
+                    raise UnsupportedModelError(elsewhere or _normalises_inside(where))
+                self._set(tensor, "input", 0, sources)
+            case Unsupported(message):
+                raise UnsupportedModelError(message)
+            case _:
+                assert_never(operation)
 
-        That is the place of the values of its sources.
-        """
+    def _set(self, tensor: T, kind: Kind, node: int, inputs: Sequence[T] = ()) -> None:
+        self.steps[tensor] = Step(kind, node, tuple(inputs))
+        self._values[tensor] = _Value(node, tensor)
 
-    @abstractmethod
-    def sources(self, tensor: T) -> Sequence[T]:
-        """The tensors with a value that the pointwise operation of `tensor` reads."""
-
-    @abstractmethod
-    def recognised(self, tensor: T, function: F) -> Recognised | None:
-        """Which activation, or factor, `function` is."""
-
-    def set(self, tensor: T, kind: Kind, index: int, inputs: Sequence[T] = ()) -> None:
-        """`tensor` is what the graph has at `index`."""
-        self.steps[tensor] = Step(kind, index, tuple(inputs))
-        self.values[tensor] = Value(index, tensor)
-
-    def input(self, tensor: T, name: str = "") -> None:
-        """The network's input, of which there is one."""
-        if self.values:
+    def _layer(self, tensor: T, layer: Layer[T]) -> None:
+        where = self.record.origin(tensor)
+        source, *others = layer.sources
+        if others:
             raise UnsupportedModelError(
-                "The model takes several inputs, but the theory knows networks with one. "
-                "Wrap it in a module that takes one tensor."
+                f"{where} multiplies two tensors that both depend on the input, as attention does; "
+                "only products with weights have Q and C maps. Leave that part out of the traced "
+                "model."
             )
-        self.set(tensor, "input", self.builder.input(origin=name))
+        before = self._at(source, tensor)
+        node = self._builder.affine(before, mixes=not layer.depthwise, origin=where)
+        self._set(tensor, "affine", node, layer.sources)
+        if layer.channels is not None and layer.channels < FEW and not layer.depthwise:
+            self._narrow.add(node)
+        if layer.weights in self._weights:
+            self.notes.approximate.append(f"weights used again at {where}")
+        elif layer.weights is not None:
+            self._weights.add(layer.weights)
 
-    def normalised_input(self, tensor: T, inputs: Sequence[T]) -> None:
-        """The network, to the theory, begins behind the layer that makes its inputs q = 1."""
-        if any(self.values[i].node != 0 for i in inputs):
+    def _move(self, tensor: T, move: Move[T]) -> None:
+        (source,) = move.sources
+        if move.approximate:
+            self.notes.approximate.append(f"{move.approximate} at {self.record.origin(tensor)}")
+        waiting = self._factors.get(source)
+        node = self._at(source, tensor) if waiting is None else self._values[source].node
+        factor = move.factor * (waiting or 1.0)
+        self._set(tensor, "move", node, (source,))
+        if not math.isclose(factor, 1.0):
+            self._factors[tensor] = factor
+            self.steps[tensor] = Step("move", node, (source,), factor)
+            self._values[tensor] = _Value(node, tensor, _Function(factor * PROBE))
+
+    def _concatenate(self, tensor: T, operation: Concatenation[T]) -> None:
+        parts = [part for part in operation.sources if part is not None]
+        if len(parts) < len(operation.sources):
             raise UnsupportedModelError(
-                f"{self.origin(tensor)} normalises per location inside of the network, but the "
-                "theory knows that for its input only. Make it the first layer."
+                f"{self.record.origin(tensor)} concatenates the signal with a constant, which has "
+                "no Q and C maps. Append the constant to the input instead."
             )
-        self.set(tensor, "input", 0, inputs)
+        nodes = [self._at(part, tensor) for part in parts]
+        node = self._builder.concat(nodes, operation.widths, origin=self.record.origin(tensor))
+        self._set(tensor, "concat", node, parts)
 
-    def affine(self, tensor: T, inputs: Sequence[T], channels: int, depthwise: bool) -> None:
-        """A layer with weights, each output of which reads `channels` channels of its input."""
-        if len(inputs) > 1:
+    def _sum(self, tensor: T, sources: Sequence[T], weights: Sequence[float]) -> None:
+        total: dict[T, float] = {}
+        for source, weight in zip(sources, weights, strict=True):
+            total[source] = total.get(source, 0.0) + weight
+        terms = [self._scaled(source, tensor, in_sum=True) for source in total]
+        nodes = [node for node, _ in terms]
+        if len(set(nodes)) < len(nodes):
             raise UnsupportedModelError(
-                f"{self.origin(tensor)} multiplies two tensors that both depend on the input, as "
-                "attention does, and the theory knows products with weights only. Leave that part "
-                "out of the traced module."
-            )
-        before = self.at(inputs[0], tensor)
-        index = self.builder.affine(before, mixes=not depthwise, origin=self.origin(tensor))
-        self.set(tensor, "affine", index, inputs)
-        if channels < FEW and not depthwise:
-            self._narrow.add(index)
-
-    def move(self, tensor: T, source: T, *, approximate: str = "") -> None:
-        """Numbers that only change their places, exactly or as the name in `approximate` does."""
-        if approximate:
-            self.notes.approximate.append(f"{approximate} at {self.origin(tensor)}")
-        self.set(tensor, "move", self.at(source, tensor), (source,))
-
-    def norm(self, tensor: T, source: T) -> None:
-        """A normalisation layer, which is passed over: the theory has no use for it."""
-        self.notes.norms.append(self.origin(tensor))
-        self.set(tensor, "norm", self.at(source, tensor), (source,))
-
-    def concat(self, tensor: T, parts: Sequence[T], widths: Sequence[float]) -> None:
-        """Tensors side by side, with their numbers of channels."""
-        if any(part not in self.values for part in parts):
-            raise UnsupportedModelError(
-                f"{self.origin(tensor)} concatenates the signal with a constant, which the theory "
-                "does not cover. Append it to the input instead."
-            )
-        indices = [self.at(part, tensor) for part in parts]
-        index = self.builder.concat(indices, widths, origin=self.origin(tensor))
-        self.set(tensor, "concat", index, parts)
-
-    def sum(self, tensor: T, inputs: Sequence[T], weights: Sequence[float]) -> None:
-        """A weighted sum of different tensors."""
-        terms = [self.scaled(i, tensor) for i in inputs]
-        indices = [index for index, _ in terms]
-        if len(set(indices)) < len(indices):
-            raise UnsupportedModelError(
-                f"{self.origin(tensor)} adds a tensor to a rearrangement of itself, and the theory "
-                "knows sums of independent branches only. Put a layer with weights into one of "
+                f"{self.record.origin(tensor)} adds a tensor to a rearrangement of itself; only "
+                "sums of independent branches have C maps. Put a layer with weights into one of "
                 "them."
             )
-        scaled = [weight * scale for weight, (_, scale) in zip(weights, terms, strict=True)]
-        index = self.builder.sum(indices, scaled, origin=self.origin(tensor))
-        self.set(tensor, "sum", index, inputs)
+        scaled = [weight * scale for weight, (_, scale) in zip(total.values(), terms, strict=True)]
+        node = self._builder.sum(nodes, scaled, origin=self.record.origin(tensor))
+        self._set(tensor, "sum", node, tuple(total))
 
-    def pointwise(self, tensor: T) -> None:
-        """A function of one tensor, which remains one until it is known what reads it."""
-        self.values[tensor] = self.composed(tensor)
+    def _pointwise(self, tensor: T, operation: Pointwise[T]) -> None:
+        for source in operation.sources:
+            function = self._values[source].function
+            if function is not None and function.shaped:
+                self._at(source, tensor)
+        if len({self._values[source].base for source in operation.sources}) == 1:
+            self._values[tensor] = self._compose(tensor)
+        elif operation.weights is not None:
+            self._sum(tensor, operation.sources, operation.weights)
+        else:
+            raise combines_branches(self.record.origin(tensor), operation.name)
 
-    def product_of_branches(self, tensor: T, name: str) -> UnsupportedModelError:
-        return UnsupportedModelError(
-            f"{self.origin(tensor)} combines two branches by {name}, and the theory knows weighted "
-            "sums and concatenations only. Replace a gate by a sum, or leave that part out of the "
-            "traced module."
-        )
+    def _compose(self, tensor: T) -> _Value[T]:
+        """A pointwise operation as a function of the tensor that its sources are functions of."""
+        operation = self.record.operations[tensor]
+        assert isinstance(operation, Pointwise)
+        first = self._values[operation.sources[0]]
+        known: dict[T, Array | None] = {}
+        for source in operation.sources:
+            function = self._values[source].function
+            known[source] = PROBE if function is None else function.values
+        alone = operation.affine and len(operation.sources) == 1
+        affine = alone and (first.function is None or first.function.affine)
+        return _Value(first.node, first.base, _Function(self._evaluate(tensor, known), affine))
 
-    def output(self, tensor: T, user: T) -> None:
-        """The network's output, at which the graph ends."""
-        last = self.at(tensor, user)
-        if last != len(self.builder.nodes) - 1:  # dead ends come after the output: close it off
-            self.builder.sum([last], [1.0])
+    def _evaluate(self, tensor: T, sources: Mapping[T, Array | None]) -> Array | None:
+        known = {source: values for source, values in sources.items() if values is not None}
+        if len(known) < len(sources):
+            return None
+        return self.record.values(tensor, known)
 
-    def scaled(self, tensor: T, user: T) -> tuple[int, float]:
-        """The graph's node for `tensor`, and a factor by which it is to be multiplied."""
-        value = self.values[tensor]
+    def _at(self, tensor: T, user: T | None = None) -> int:
+        """The node for `tensor` itself, which is a sum of one term if it has a factor."""
+        node, scale = self._scaled(tensor, user)
+        if self._values[tensor].function is not None:
+            node = self._builder.sum([node], [scale], origin=self.record.origin(tensor))
+            self._values[tensor] = _Value(node, tensor)
+        return node
+
+    def _scaled(self, tensor: T, user: T | None, *, in_sum: bool = False) -> tuple[int, float]:
+        """The node for `tensor`, and the factor by which to multiply it.
+
+        In a sum, a factor of the input is the weight of a branch and standardises nothing.
+        """
+        if not in_sum and self._standardises_input(tensor):
+            self._standardise(tensor)
+        value = self._values[tensor]
         if value.function is None:
             return value.node, 1.0
         if tensor in self.steps:
-            step = self.steps[tensor]
-            return step.node, step.scale
-        found = self.recognised(tensor, value.function)
-        if found is None and self._step_back(tensor):
-            return self.scaled(tensor, user)
+            return self.steps[tensor].node, self.steps[tensor].scale
+        found = self._recognise(tensor, value.function)
+        if found is None and (before := self._find_cut(tensor)) is not None:
+            self._at(before, tensor)
+            self._compose_again(tensor, before)
+            return self._scaled(tensor, user)
         if found is None:
-            raise UnsupportedModelError(
-                f"{self.origin(tensor)} computes a pointwise function that is none of the known "
-                f"activations, nor a multiple of one (used at {self.origin(user)}). If it is an "
-                "activation of your own, give it to `solve` as an Activation; if it adds or "
-                "multiplies by a constant tensor, leave that out."
-            )
-        index = value.node
+            raise self._unknown_function(tensor, user)
+        kind, node = "scale", value.node
         if found.phi is not None:
-            index = self._activation(tensor, value, found.phi)
-        kind = "scale" if found.phi is None else "activation"
-        self.steps[tensor] = Step(kind, index, (value.place,), found.scale)
+            kind, node = "activation", self._activate(tensor, value, found.phi)
+        phi = found.phi if isinstance(found.phi, Activation) else None
+        self.steps[tensor] = Step(kind, node, (value.base,), found.scale, phi)
         if found.scale == 1.0:
-            self.values[tensor] = Value(index, tensor)
-        return index, found.scale
+            self._values[tensor] = _Value(node, tensor)
+        return node, found.scale
 
-    def at(self, tensor: T, user: T) -> int:
-        """The graph's node for `tensor` itself, with a sum of one term for a factor."""
-        index, scale = self.scaled(tensor, user)
-        if self.values[tensor].function is not None:
-            index = self.builder.sum([index], [scale], origin=self.origin(tensor))
-            self.values[tensor] = Value(index, tensor)
-        return index
+    def _recognise(self, tensor: T, function: _Function) -> Recognised | None:
+        if function.shaped:
+            return Recognised(f"shaped {self._order[tensor]}", 1.0)
+        return self._known(tensor, function.values)
 
-    def _activation(self, tensor: T, value: Value[T, F], phi: object) -> int:
-        key = (value.place, phi)
-        if key not in self._activations:  # a multiple of φ(x) beside φ(x) is one activation
-            where = self.origin(tensor)
-            self._activations[key] = self.builder.activation(value.node, origin=where)
+    def _known(self, tensor: T, values: Array | None) -> Recognised | None:
+        if values is None:
+            return None
+        fits = (recognise(values, close) for close in self.record.tolerances(tensor))
+        return next((found for found in fits if found is not None), None)
+
+    def _activate(self, tensor: T, value: _Value[T], phi: object) -> int:
+        key = (value.base, phi)
+        if key not in self._nonlinearities:  # a multiple of φ(x) beside φ(x) is one activation
+            where = self.record.origin(tensor)
+            self._nonlinearities[key] = self._builder.activation(value.node, origin=where)
             if value.node in self._narrow:
                 self.notes.approximate.append(f"few weights an output before {where}")
-        return self._activations[key]
+        return self._nonlinearities[key]
 
-    def _step_back(self, tensor: T) -> bool:
-        """Whether `tensor` became a function of a later node: of its input, not of its source.
+    def _unknown_function(self, tensor: T, user: T | None) -> UnsupportedModelError:
+        """The refusal of the first function on the way to `tensor` that is unknown."""
+        while True:
+            source, *others = dict.fromkeys(self.record.operations[tensor].sources)
+            if others or source is None or self._is_known(source):
+                break
+            tensor, user = source, tensor
+        used = "the output" if user is None else f"used at {self.record.origin(user)}"
+        return UnsupportedModelError(
+            f"{self.record.origin(tensor)} computes a pointwise function that is none of the known "
+            f"activations, nor a multiple of one ({used}). If it is an activation of your own, "
+            "pass it to `solve` as an Activation; if it adds or multiplies by a constant tensor, "
+            "leave that out."
+        )
 
-        Two activations in a row are no known activation; the first one then becomes a node.
-        """
-        sources = set(self.sources(tensor))
-        if len(sources) != 1:
-            return False
-        (before,) = sources
-        if self.values[before].function is None:
-            return False
-        self.at(before, tensor)
-        self.values[tensor] = self.composed(tensor)
-        return True
+    # Activations in a row are one function that is none of the known ones. They are taken apart at
+    # a bottleneck: a tensor that everything in the later one is computed from.
+
+    def _find_cut(self, tensor: T) -> T | None:
+        """The last bottleneck that is known, and of which `tensor` is a known function."""
+        for before in self._bottlenecks(tensor):
+            if self._known(tensor, self._relative(tensor, before)) and self._is_known(before):
+                return before
+        return None
+
+    def _is_known(self, tensor: T) -> bool:
+        function = self._values[tensor].function
+        if function is None or tensor in self.steps or self._standardises_input(tensor):
+            return True
+        return self._recognise(tensor, function) is not None or self._find_cut(tensor) is not None
+
+    def _bottlenecks(self, tensor: T) -> Iterator[T]:
+        """The tensors that all of `tensor` is computed from, last first, up to its base."""
+        base = self._values[tensor].base
+        frontier = {tensor}
+        while (last := max(frontier, key=self._order.__getitem__)) != base:
+            frontier = (frontier - {last}) | set(self._sources(last))
+            if len(frontier) == 1 and base not in frontier:
+                yield next(iter(frontier))
+
+    def _between(self, before: T, tensor: T) -> list[T]:
+        """The tensors between the two, `tensor` included, in order."""
+        found: set[T] = set()
+        waiting = [tensor]
+        while waiting:
+            current = waiting.pop()
+            if current not in found and current != before:
+                found.add(current)
+                waiting += self._sources(current)
+        return sorted(found, key=self._order.__getitem__)
+
+    def _sources(self, tensor: T) -> Sequence[T]:
+        return [t for t in self.record.operations[tensor].sources if t is not None]
+
+    def _relative(self, tensor: T, before: T) -> Array | None:
+        """The values of `tensor` as a function of the tensor `before`."""
+        values: dict[T, Array | None] = {before: PROBE}
+        for t in self._between(before, tensor):
+            values[t] = self._evaluate(t, {s: values[s] for s in self._sources(t)})
+        return values[tensor]
+
+    def _compose_again(self, tensor: T, before: T) -> None:
+        for t in self._between(before, tensor):
+            self._values[t] = self._compose(t)
+
+    # Constants that only shift and scale the input standardise it, and the graph begins behind
+    # them. But where others read the unscaled input too, a factor is the weight of a branch.
+
+    def _standardises_input(self, tensor: T) -> bool:
+        value = self._values[tensor]
+        affine = value.function is not None and value.function.affine
+        return affine and value.node == 0 and tensor not in self.steps
+
+    def _standardise(self, tensor: T) -> None:
+        """Let the graph begin at `tensor`, or at the last tensor before it that others read."""
+        base = self._values[tensor].base
+        shared = (t for t in self._bottlenecks(tensor) if self._readers[t] > 1)
+        start = next(shared, base if self._is_shared(base) else tensor)
+        for t in self._between(base, start) if start != base else ():
+            self._set(t, "input", 0, self._sources(t))
+        if start != tensor:
+            self._compose_again(tensor, start)
+
+    def _is_shared(self, tensor: T) -> bool:
+        """Whether several operations read `tensor`, or what it was before it was moved."""
+        while self._readers[tensor] < 2 and self.steps[tensor].kind in ("move", "norm"):
+            (tensor,) = self.steps[tensor].inputs
+        return self._readers[tensor] > 1
 
 
-class Layout(ABC, Generic[T]):
-    """What a framework knows of the axes of the tensors that it recorded."""
+def _normalises_inside(where: str) -> str:
+    return (
+        f"{where} normalises per location inside of the network; only an input can be normalised "
+        "so. Make it the first layer."
+    )
 
-    @abstractmethod
-    def rank(self, tensor: T) -> int:
-        """How many axes `tensor` has."""
 
-    @abstractmethod
-    def input_axes(self, rank: int) -> Sequence[int]:
-        """The axes that an input may have for channels, the most usual one first."""
-
-    @abstractmethod
-    def added_up(self, layer: T, source: T) -> Collection[int]:
-        """The axes of its input `source` that a layer with weights adds up."""
-
-    @abstractmethod
-    def made(self, layer: T, source: T) -> Collection[int]:
-        """The axes of channels of what a layer with weights makes of `source`."""
-
-    @abstractmethod
-    def joined(self, tensor: T) -> int:
-        """The axis along which tensors were concatenated."""
-
-    @abstractmethod
-    def moved(self, tensor: T, source: T, axis: int) -> Collection[int]:
-        """Where the numbers along `axis` of `source` are after the move that made `tensor`."""
-
-    @abstractmethod
-    def pooled(self, tensor: T, source: T) -> Collection[int]:
-        """The axes of `source` along which the move that made `tensor` takes means or maxima.
-
-        One of a single number is none: it is its own mean.
-        """
-
-    @abstractmethod
-    def padded(self, tensor: T, source: T) -> Collection[int]:
-        """The axes along which the move that made `tensor` puts constants beside `source`."""
-
-    @abstractmethod
-    def named(self, tensor: T) -> tuple[str, str]:
-        """Where in the user's model `tensor` is computed, and the name of the operation."""
+def combines_branches(where: str, name: str) -> UnsupportedModelError:
+    """The refusal of a product of branches, or of any function of several that is no sum."""
+    return UnsupportedModelError(
+        f"{where} combines two branches by {name}; only weighted sums and concatenations have C "
+        "maps. Replace a gate by a sum, or leave that part out of the traced model."
+    )
 
 
 @dataclass(frozen=True)
 class _Roles:
-    """The axes of a tensor that run over channels, and those along which branches were joined."""
+    """The axes of a tensor over which samples run, and channels, and branches side by side."""
 
+    samples: frozenset[int] = frozenset()
     channels: frozenset[int] = frozenset()
     branches: frozenset[int] = frozenset()
 
 
-def demand_channels_apart(steps: Mapping[T, Step[T]], layout: Layout[T]) -> None:
-    """Refuse a network that pools channels or branches, or pads channels."""
-    roles = _followed(steps, layout, _input_channels(steps, layout))
-    for tensor, step in steps.items():
-        if step.kind == "move":
-            (source,) = step.inputs
-            apart = roles[source].channels | roles[source].branches
-            if not apart.isdisjoint(layout.pooled(tensor, source)):
-                raise pools_channels(*layout.named(tensor))
-            if fills_up(roles[source].channels, layout.padded(tensor, source)):
-                raise pads_channels(*layout.named(tensor))
+def _find_axes(record: Recorded[T]) -> dict[T, Axes]:
+    """The axes of every tensor; refuses a network that pools channels or branches, or pads them."""
+    roles = _follow(record, record.operations, _input_channels(record))
+    for tensor, operation in record.operations.items():
+        if isinstance(operation, Move):
+            known, axes = roles[operation.sources[0]], operation.axes
+            if axes.pooled & (known.channels | known.branches):
+                raise pools_channels(record.origin(tensor), operation.name)
+            if fills_up(known.channels, axes.padded):
+                raise pads_channels(record.origin(tensor), operation.name)
+    return {
+        tensor: Axes(
+            min(known.samples, default=0),
+            tuple(sorted(known.channels)) or _usual_channels(record, tensor),
+        )
+        for tensor, known in roles.items()
+    }
+
+
+def _usual_channels(record: Recorded[T], tensor: T) -> tuple[int, ...]:
+    return (next(iter(record.channel_candidates(record.rank(tensor))), 0),)
+
+
+def _input_channels(record: Recorded[T]) -> frozenset[int]:
+    """The input's axis of channels: the one that the first layer sums over."""
+    before: dict[T, Operation[T]] = {}
+    for tensor, operation in record.operations.items():
+        if isinstance(operation, Layer):
+            for axis in record.channel_candidates(record.rank(record.input)):
+                channels = frozenset({axis})
+                known = _follow(record, before, channels)[operation.sources[0]]
+                if not known.channels.isdisjoint(operation.summed):
+                    return channels
+            break
+        before[tensor] = operation
+    return frozenset()  # as in a series of numbers, of which a layer makes one channel
+
+
+def _follow(
+    record: Recorded[T], operations: Mapping[T, Operation[T]], of_input: frozenset[int]
+) -> dict[T, _Roles]:
+    """The roles of all axes, where channels run over the axes `of_input` of the input."""
+    start = _Roles(frozenset({0}) - of_input, of_input)
+    found = {record.input: start}
+    for tensor, operation in operations.items():
+        match operation:
+            case Preparation():
+                found[tensor] = start
+            case Layer(sources=(source, *_), made=made, axes=axes):
+                new, samples = frozenset(made), found[source].samples
+                samples = samples - new if axes is None else axes.carry(samples)
+                found[tensor] = _Roles(samples, new - samples or new)
+            case Move(sources=(source,), axes=axes):
+                known = found[source]
+                moved = map(axes.carry, (known.samples, known.channels, known.branches))
+                found[tensor] = _Roles(*moved)
+            case _:
+                found[tensor] = _side_by_side(record, tensor, operation, found)
+    return found
+
+
+def _side_by_side(
+    record: Recorded[T], tensor: T, operation: Operation[T], found: Mapping[T, _Roles]
+) -> _Roles:
+    """The roles of axes after what is computed number by number, or concatenated.
+
+    Where its sources do not agree on their channels, these are not known.
+    """
+    sources = [source for source in operation.sources if source is not None]
+    shifted: list[_Roles] = []
+    for source in sources:
+        known, more = found[source], record.rank(tensor) - record.rank(source)
+        axes = (known.samples, known.channels, known.branches)
+        shifted.append(_Roles(*(frozenset(axis + more for axis in a) for a in axes)))
+    channels = shifted[0].channels.intersection(*(roles.channels for roles in shifted[1:]))
+    branches = frozenset[int]().union(*(roles.branches for roles in shifted))
+    if isinstance(operation, Concatenation) and len(set(sources)) > 1:
+        branches |= {operation.axis}
+    return _Roles(shifted[0].samples, channels, branches)
 
 
 def fills_up(channels: Collection[int], padded: Collection[int]) -> bool:
@@ -321,9 +556,9 @@ def fills_up(channels: Collection[int], padded: Collection[int]) -> bool:
 def pools_channels(where: str, name: str) -> UnsupportedModelError:
     """The refusal of a mean, a sum or a maximum over channels."""
     return UnsupportedModelError(
-        f"{where} computes {name} over channels or branches, as maxout does, for which there are "
-        "no Q and C maps. Take an activation of single numbers in its place, and add branches up "
-        "by themselves (a + b), not as an array of them."
+        f"{where} computes {name} over channels or branches, as maxout does; only locations can be "
+        "pooled. Use a pointwise activation instead, and add branches one by one (a + b), not as "
+        "an array of them."
     )
 
 
@@ -331,98 +566,6 @@ def pads_channels(where: str, name: str) -> UnsupportedModelError:
     """The refusal of channels that are filled up by constants."""
     return UnsupportedModelError(
         f"{where} fills up channels by {name}, as shortcuts without weights do where a network "
-        "widens. The new ones carry no signal, so that the q value falls, and there are no Q and C "
-        "maps for that. Widen it by a layer with weights, such as a 1x1 convolution."
+        "widens. The new channels carry no signal, so q falls, and that has no Q and C maps. Widen "
+        "the network by a layer with weights, such as a 1x1 convolution."
     )
-
-
-def reshaped(before: Sequence[int], after: Sequence[int], axis: int) -> list[int]:
-    """The new axes along which a number's index changes if it does along the old `axis`.
-
-    >>> reshaped((2, 8, 4, 4), (2, 8, 16), axis=3), reshaped((2, 8, 16), (2, 4, 2, 16), axis=1)
-    ([2], [1, 2])
-    """
-    near = math.prod(before[axis + 1 :])
-    far = near * before[axis]
-    strides = [(math.prod(after[b + 1 :]), after[b]) for b in range(len(after))]
-    return [
-        b for b, (stride, size) in enumerate(strides) if max(stride, near) < min(stride * size, far)
-    ]
-
-
-def moved(
-    before: Sequence[int], after: Sequence[int], axis: int, dropped: Collection[int] = ()
-) -> list[int]:
-    """The same after a move that permutes nothing, and of whose axes some may be `dropped`.
-
-    >>> moved((2, 8, 4, 4), (2, 8), 1, dropped=(2, 3)), moved((8, 4), (2, 8, 4), 0)
-    ([1], [1])
-    """
-    if dropped:
-        return [] if axis in dropped else [axis - sum(d < axis for d in dropped)]
-    if math.prod(before) == math.prod(after):
-        return reshaped(before, after, axis)
-    if len(after) >= len(before):
-        return [axis + len(after) - len(before)]
-    return list(range(1, len(after)))  # of unknown sizes: they may be anywhere
-
-
-def _input_channels(steps: Mapping[T, Step[T]], layout: Layout[T]) -> frozenset[int]:
-    """The input's axis of channels: that which the first layer to read it adds up."""
-    first = next((tensor for tensor, step in steps.items() if step.kind == "affine"), None)
-    if first is None:
-        return frozenset()
-    (source,) = steps[first].inputs
-    before: dict[T, Step[T]] = {}
-    for tensor, step in steps.items():
-        if tensor == first:
-            break
-        before[tensor] = step
-    rank = layout.rank(next(iter(steps)))
-    for axis in layout.input_axes(rank):
-        channels = _followed(before, layout, frozenset({axis}))[source].channels
-        if not channels.isdisjoint(layout.added_up(first, source)):
-            return frozenset({axis})
-    return frozenset()  # as of a series of numbers, of which a layer makes a tensor of one channel
-
-
-def _followed(
-    steps: Mapping[T, Step[T]], layout: Layout[T], of_input: frozenset[int]
-) -> dict[T, _Roles]:
-    found: dict[T, _Roles] = {}
-    for tensor, step in steps.items():
-        match step.kind:
-            case "input":
-                found[tensor] = _Roles(of_input)
-            case "affine":
-                found[tensor] = _Roles(frozenset(layout.made(tensor, step.inputs[0])))
-            case "move":
-                (source,) = step.inputs
-                roles = found[source]
-                found[tensor] = _Roles(
-                    _carried(roles.channels, tensor, source, layout),
-                    _carried(roles.branches, tensor, source, layout),
-                )
-            case _:
-                found[tensor] = _side_by_side(tensor, step, layout, found)
-    return found
-
-
-def _carried(axes: frozenset[int], tensor: T, source: T, layout: Layout[T]) -> frozenset[int]:
-    return frozenset(p for axis in axes for p in layout.moved(tensor, source, axis))
-
-
-def _side_by_side(tensor: T, step: Step[T], layout: Layout[T], found: Mapping[T, _Roles]) -> _Roles:
-    """The axes of what is computed number by number, or concatenated, from several tensors.
-
-    Where these do not agree on their channels, it is not known which axes are.
-    """
-    rank = layout.rank(tensor)
-    channels, branches = list[frozenset[int]](), set[int]()
-    for source in step.inputs:
-        more = rank - layout.rank(source)  # axes are added in front
-        channels.append(frozenset(axis + more for axis in found[source].channels))
-        branches |= {axis + more for axis in found[source].branches}
-    if step.kind == "concat" and len(set(step.inputs)) > 1:
-        branches.add(layout.joined(tensor))
-    return _Roles(channels[0].intersection(*channels[1:]), frozenset(branches))

@@ -22,7 +22,9 @@ import numpy as np
 from skipless.core import trace as core
 from skipless.core.graph import Graph
 from skipless.core.recognise import PROBE, Recognised, recognise
-from skipless.core.trace import FEW, Signals, UnsupportedModelError
+from skipless.core.signals import Signals
+from skipless.core.signals import Value as BaseValue
+from skipless.core.trace import FEW, UnsupportedModelError
 
 from .constants import Constants
 from .operations import (
@@ -68,7 +70,7 @@ class Pointwise:
 
 
 Step = core.Step[Tensor]
-Value = core.Value[Tensor, Pointwise]
+Value = BaseValue[Tensor, Pointwise]
 
 
 class Composer(Signals[Tensor, Pointwise]):

@@ -21,12 +21,13 @@ import numpy as np
 from keras import layers, ops
 from keras.src.backend.common import dtypes
 
-from skipless.core import trace as core
+from skipless.core import signals as core
 from skipless.core.activations import Activation
 from skipless.core.graph import Graph
 from skipless.core.recognise import PROBE, Recognised
 from skipless.core.recognise import recognise as recognised_values
-from skipless.core.trace import FEW, Notes, Signals, UnsupportedModelError, demand_channels_apart
+from skipless.core.signals import Signals, demand_channels_apart
+from skipless.core.trace import FEW, Notes, UnsupportedModelError
 
 from .activations import ShapedActivation, WeightedAdd
 from .normalize import PerLocationNormalization

@@ -12,7 +12,8 @@ over pairs, `_l` over locations and `_c` over channels.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -34,11 +35,7 @@ from skipless.core.measure import (
 from skipless.core.solution import Solution, require_solution
 
 from .init import Distribution, draw_
-from .operations import PERMUTATIONS, operation, permuted, sizes
-from .trace import Reading, Step, read
-
-_ACT_ON_THE_LAST_DIMENSION = {"linear", "addmm", "mm", "matmul"}
-_RESHAPES = {"view", "reshape", "_unsafe_view", "unflatten"}
+from .trace import Reading, read
 
 
 class Replay:
@@ -52,10 +49,9 @@ class Replay:
         self._program, self._example = reading.program, example
         self._tensors = reading.tensors()
         self._start = self._tensors[0][0]
-        of_input = _input_channels(reading)
         self.start_shape = tuple(self._start.meta["val"].shape[1:])
-        self.channel_axis = of_input - 1
-        self._channels = _channel_dims(reading, of_input)
+        self.channel_axis = reading.axes[self._start].channels[0] - 1
+        self._channels = {t: reading.axes[t].channels for t, _ in self._tensors.values()}
 
     def __call__(self, start: np.ndarray, weights: None) -> tuple[Array, Array]:
         """The q and c values of shape (live nodes, pairs), with the weights as they are.
@@ -79,7 +75,7 @@ class _Observer(fx.Interpreter):
     """Takes q and c of a tensor as soon as it is computed: what comes later may overwrite it."""
 
     def __init__(
-        self, program: ExportedProgram, channels: dict[fx.Node, int], batch_size: int
+        self, program: ExportedProgram, channels: Mapping[fx.Node, tuple[int, ...]], batch_size: int
     ) -> None:
         super().__init__(program.graph_module)
         self.channels = channels
@@ -97,16 +93,18 @@ class _Observer(fx.Interpreter):
         return result
 
 
-def _kernel(x: Tensor, channel_dim: int, batch_size: int) -> tuple[Tensor, Tensor]:
+def _kernel(x: Tensor, channels: tuple[int, ...], batch_size: int) -> tuple[Tensor, Tensor]:
     """The q and c value of each pair in a batch, averaged over locations.
 
     Locations where a sample is zero have no cosine and are left out of that average.
     """
     if x.shape[0] != batch_size:  # locations were made samples: linear layers take it so
-        x, channel_dim = x.unflatten(0, (batch_size, -1)), channel_dim + 1
-    x = x.unsqueeze(1) if x.dim() == 1 else x
+        x, channels = x.unflatten(0, (batch_size, -1)), tuple(axis + 1 for axis in channels)
+    if x.dim() == 1:
+        x, channels = x.unsqueeze(1), (1,)
     wide = x.float() if x.element_size() < 4 else x
-    x_plc = wide.movedim(channel_dim, -1).reshape(batch_size, -1, x.shape[channel_dim])
+    width, last = math.prod(x.shape[axis] for axis in channels), tuple(range(-len(channels), 0))
+    x_plc = wide.movedim(channels, last).reshape(batch_size, -1, width)
     first, second = x_plc[0::2], x_plc[1::2]
     q_1, q_2 = first.square().mean(dim=2), second.square().mean(dim=2)
     c_pl = (first * second).mean(dim=2) / (q_1.sqrt() * q_2.sqrt())
@@ -118,61 +116,6 @@ def _arguments(program: ExportedProgram, inputs: Tensor) -> Iterator[object]:
     state = {**program.state_dict, **program.constants}
     for spec in program.graph_signature.input_specs:
         yield inputs if spec.kind is InputKind.USER_INPUT else state[spec.target or ""]
-
-
-def _input_channels(reading: Reading) -> int:
-    """The input's dimension of channels: that which the first layer to read it acts on."""
-    for tensor, step in reading.steps.items():
-        if step.kind != "affine":
-            continue
-        source = reading.steps[step.inputs[0]]
-        while source.kind not in ("input", "affine", "move", "sum", "concat"):
-            source = reading.steps[source.inputs[0]]
-        if source.kind == "input":
-            return _affine_channels(tensor)
-    return 1
-
-
-def _channel_dims(reading: Reading, of_input: int) -> dict[fx.Node, int]:
-    """The dimension of channels of each recorded tensor that is a node of the graph."""
-    dims: dict[fx.Node, int] = {}
-    counts: dict[fx.Node, int] = {}  # of channels, by which reshaped ones are found again
-    for tensor, step in reading.steps.items():
-        dims[tensor] = of_input if step.kind == "input" else _channels_of(tensor, step, dims)
-        if step.kind != "move":
-            counts[tensor] = sizes(tensor)[min(dims[tensor], _dimensions(tensor) - 1)]
-            continue
-        counts[tensor] = counts[step.inputs[0]]
-        if operation(tensor) in _RESHAPES and counts[tensor] in sizes(tensor)[1:]:
-            dims[tensor] = _nearest(sizes(tensor), counts[tensor], dims[tensor])
-    observed = {tensor for tensor, _ in reading.tensors().values()}
-    return {tensor: dim for tensor, dim in dims.items() if tensor in observed}
-
-
-def _channels_of(tensor: fx.Node, step: Step, dims: dict[fx.Node, int]) -> int:
-    if step.kind == "affine":
-        return _affine_channels(tensor)
-    before, dim = _dimensions(step.inputs[0]), dims[step.inputs[0]]
-    if operation(tensor) in PERMUTATIONS:
-        return permuted(tensor, before, dim)
-    after = _dimensions(tensor)
-    return after - 1 if dim == before - 1 > 1 else min(dim, after - 1)
-
-
-def _affine_channels(tensor: fx.Node) -> int:
-    last = operation(tensor) in _ACT_ON_THE_LAST_DIMENSION
-    return max(_dimensions(tensor) - 1, 1) if last else 1
-
-
-def _nearest(sizes: Sequence[int], count: int, dim: int) -> int:
-    """The dimension of that size, but that of the batch: `dim` itself, or the first one."""
-    if dim < len(sizes) and sizes[dim] == count:
-        return dim
-    return list(sizes).index(count, 1)
-
-
-def _dimensions(tensor: fx.Node) -> int:
-    return len(sizes(tensor))
 
 
 def measure(

@@ -1,23 +1,16 @@
-"""The operations of PyTorch by what they mean to the theory, and where a recorded one came from.
-
-Which axes of an exported program's tensors run over channels.
-
-Which recorded tensors share their memory, so that a write into one is seen in the others.
-
-The layers of a recorded model: which modules they are, and which of them lack a bias.
-"""
+"""PyTorch's operations by what they mean to the theory: their names, axes, memory and modules."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from skipless.core import trace as core
+from skipless.core.record import AxisMap
 
 AFFINE = {
     "linear", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d",
@@ -114,118 +107,95 @@ def _user_lines(stack_trace: str) -> Iterator[str]:
             yield f"{Path(file).name}:{line}"
 
 
-def size(node: fx.Node, dim: int) -> int:
-    """The size of a recorded tensor, on the example if it was left open."""
-    number = node.meta["val"].shape[dim]
-    return number if isinstance(number, int) else number.node.hint
-
-
 _PRODUCTS = {"linear": 0, "matmul": 0, "mm": 0, "addmm": 1}  # and the place of the left factor
-PERMUTATIONS = {"permute", "transpose", "t", "movedim", "swapaxes", "numpy_T"}
+_PERMUTATIONS = {"permute", "transpose", "t", "movedim", "swapaxes", "numpy_T"}
 _POOL = re.compile(r"(adaptive_)?(?:avg|max)_pool([123])d")
 
 
-class Layout(core.Layout[fx.Node]):
-    """Reads axes off the arguments of recorded operations.
+def channel_axis(layer: fx.Node, *, weights_on_left: bool, rank: int) -> int:
+    """Where a layer has its channels in its input or output, a tensor of that `rank`."""
+    if operation(layer) in _PRODUCTS:
+        return max(rank - 2, 0) if weights_on_left else rank - 1
+    kernel = layer.args[1]  # which has two axes of channels, and the others for locations
+    assert isinstance(kernel, fx.Node)
+    return rank - (len(sizes(kernel)) - 2) - 1
 
-    `inputs` says which tensor each argument was at the time.
-    """
 
-    def __init__(self, inputs: Mapping[fx.Node, Mapping[fx.Node, fx.Node]]) -> None:
-        self._inputs = inputs
+def left_factor(layer: fx.Node) -> object:
+    """What a product multiplies from the left, or what a convolution reads."""
+    return layer.args[_PRODUCTS.get(operation(layer), 0)]
 
-    def rank(self, tensor: fx.Node) -> int:
-        return len(sizes(tensor))
 
-    def input_axes(self, rank: int) -> Sequence[int]:
-        return range(1, rank)
+def axis_map(move: fx.Node, source: fx.Node) -> AxisMap:
+    """What a recorded move does to the axes of `source`."""
+    before, after, name = sizes(source), sizes(move), operation(move)
+    if name in _PERMUTATIONS:
+        return _permutation(move, len(before))
+    if name == "pixel_shuffle":  # channels become locations, along both axes
+        *others, channels, height, width = range(len(before))
+        spread = (channels, height, width)
+        return AxisMap((*((axis,) for axis in others), spread, spread, spread))
+    dropped: Sequence[int] = ()
+    if name == "select":
+        dropped = [argument(move, 1, "dim", 0) % len(before)]
+    elif name == "mean" and len(after) < len(before):
+        dropped = _means(move, before)
+    pooled, padded = _pooled(move, before), _padded(move, len(before))
+    return AxisMap.between(before, after, dropped=dropped, pooled=pooled, padded=padded)
 
-    def added_up(self, layer: fx.Node, source: fx.Node) -> Collection[int]:
-        return (self._channel_axis(layer, source, self.rank(source)),)
 
-    def made(self, layer: fx.Node, source: fx.Node) -> Collection[int]:
-        return (self._channel_axis(layer, source, self.rank(layer)),)
+def _permutation(move: fx.Node, rank: int) -> AxisMap:
+    distinct = torch.empty(*range(2, 2 + rank), device="meta")
+    assert callable(move.target)
+    shape = move.target(distinct, *move.args[1:], **move.kwargs).shape
+    return AxisMap(tuple((shape.index(axis + 2),) for axis in range(rank)))
 
-    def joined(self, tensor: fx.Node) -> int:
-        return _argument(tensor, 1, "dim", 0) % self.rank(tensor)
 
-    def moved(self, tensor: fx.Node, source: fx.Node, axis: int) -> Collection[int]:
-        before, after, name = sizes(source), sizes(tensor), operation(tensor)
-        if name in PERMUTATIONS:
-            return (permuted(tensor, len(before), axis),)
-        if name == "pixel_shuffle":  # channels become locations, along both axes
-            return range(len(after) - 3, len(after))
-        shrinks = len(after) < len(before)
-        if name == "mean":
-            return core.moved(before, after, axis, _means(tensor, before) if shrinks else ())
-        if name == "select":
-            return core.moved(before, after, axis, (_argument(tensor, 1, "dim", 0) % len(before),))
-        return core.moved(before, after, axis)
+def _pooled(move: fx.Node, before: Sequence[int]) -> list[int]:
+    name = operation(move)
+    if name == "mean":
+        return [axis for axis in _means(move, before) if before[axis] != 1]
+    if (pool := _POOL.fullmatch(name)) is None:
+        return []
+    locations = range(len(before) - int(pool[2]), len(before))
+    if pool[1]:
+        return [axis for axis in locations if sizes(move)[axis] != before[axis]]
+    windows = [_number(size) for size in argument(move, 1, "kernel_size", [1])]
+    every = windows * len(locations) if len(windows) == 1 else windows
+    return [axis for axis, size in zip(locations, every, strict=True) if size != 1]
 
-    def pooled(self, tensor: fx.Node, source: fx.Node) -> Collection[int]:
-        before, name = sizes(source), operation(tensor)
-        if name == "mean":
-            return [axis for axis in _means(tensor, before) if before[axis] != 1]
-        if (pool := _POOL.fullmatch(name)) is None:
-            return ()
-        locations = range(len(before) - int(pool[2]), len(before))
-        if pool[1]:
-            return [axis for axis in locations if sizes(tensor)[axis] != before[axis]]
-        windows = [_number(size) for size in _argument(tensor, 1, "kernel_size", [1])]
-        every = windows * len(locations) if len(windows) == 1 else windows
-        return [axis for axis, size in zip(locations, every, strict=True) if size != 1]
 
-    def padded(self, tensor: fx.Node, source: fx.Node) -> Collection[int]:
-        if operation(tensor) not in ("pad", "constant_pad_nd"):
-            return ()
-        if operation(tensor) == "pad" and _argument(tensor, 2, "mode", "constant") != "constant":
-            return ()
-        amounts, last = _argument(tensor, 1, "pad", []), self.rank(source) - 1  # from the last axis
-        return [last - place // 2 for place, amount in enumerate(amounts) if _number(amount) > 0]
+def _padded(move: fx.Node, rank: int) -> list[int]:
+    name = operation(move)
+    if name not in ("pad", "constant_pad_nd"):
+        return []
+    if name == "pad" and argument(move, 2, "mode", "constant") != "constant":
+        return []
+    amounts = argument(move, 1, "pad", [])  # from the last axis on, two for each
+    return [rank - 1 - place // 2 for place, more in enumerate(amounts) if _number(more) > 0]
 
-    def named(self, tensor: fx.Node) -> tuple[str, str]:
-        return origin(tensor), operation(tensor)
 
-    def _channel_axis(self, layer: fx.Node, source: fx.Node, rank: int) -> int:
-        """Where a layer has its channels in a tensor, its input or its output, of that `rank`."""
-        name = operation(layer)
-        if name not in _PRODUCTS:  # convolutions, whose weights have two axes of channels
-            kernel = layer.args[1]
-            assert isinstance(kernel, fx.Node)
-            return rank - (len(sizes(kernel)) - 2) - 1
-        left = layer.args[_PRODUCTS[name]]
-        assert isinstance(left, fx.Node)
-        from_the_left = self._inputs[layer][left] is not source  # weights @ x
-        return max(rank - 2, 0) if from_the_left else rank - 1
+def _means(move: fx.Node, before: Sequence[int]) -> list[int]:
+    axes = argument(move, 1, "dim", None)
+    named = range(len(before)) if axes is None or axes == [] else axes
+    return [axis % len(before) for axis in named]
 
 
 def sizes(tensor: fx.Node) -> tuple[int, ...]:
-    """The shape of a recorded tensor, or of the first one of several."""
+    """The shape of a recorded tensor, or of the first one of several, as in the example."""
     value = tensor.meta["val"]
     shape = (value[0] if isinstance(value, list | tuple) else value).shape
     return tuple(map(_number, shape))
 
 
 def _number(value: Any) -> int:
-    """A size, which may be computed or left open, as it was in the example."""
+    """A size, which may be computed or left open, as in the example."""
     known = value.meta["val"] if isinstance(value, fx.Node) else value
     return known if isinstance(known, int) else known.node.hint
 
 
-def permuted(tensor: fx.Node, rank: int, axis: int) -> int:
-    """Where the permutation that made `tensor` puts an axis of its input."""
-    distinct = torch.empty(*range(2, 2 + rank), device="meta")
-    assert callable(tensor.target)
-    return tensor.target(distinct, *tensor.args[1:], **tensor.kwargs).shape.index(axis + 2)
-
-
-def _means(tensor: fx.Node, before: Sequence[int]) -> list[int]:
-    axes = _argument(tensor, 1, "dim", None)
-    named = range(len(before)) if axes is None or axes == [] else axes
-    return [axis % len(before) for axis in named]
-
-
-def _argument(node: fx.Node, place: int, name: str, default: Any) -> Any:
+def argument(node: fx.Node, place: int, name: str, default: Any) -> Any:
+    """An argument of a recorded operation, given by its place or its name."""
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
@@ -237,25 +207,35 @@ _VIEWS = {
 
 
 class Memory:
-    """Follows views of tensors and operations in place."""
+    """Which tensors share memory, so that a write into one is seen in the others."""
 
     def __init__(self) -> None:
         self._first: dict[fx.Node, fx.Node] = {}  # the tensor that first held the numbers of each
+        self._overwritten: dict[fx.Node, fx.Node] = {}  # by an operation in place
 
-    def follow(self, node: fx.Node, source: fx.Node, name: str) -> None:
-        """Note whether the result of the operation `name` on `source` may lie where that does."""
-        shares = name in _VIEWS or name.endswith("_")
+    def latest(self, node: fx.Node) -> fx.Node:
+        """What a recorded tensor is now, after all operations in place so far."""
+        while node in self._overwritten:
+            node = self._overwritten[node]
+        return node
+
+    def follow(self, node: fx.Node, source: fx.Node) -> fx.Node | None:
+        """Note what an operation does to the memory of `source`, the first tensor that it reads.
+
+        If it writes there, and an alias of what it changes is read later, that reader is returned.
+        """
+        name = operation(node)
+        writes = name.endswith("_")
+        shares = name in _VIEWS or writes
         self._first[node] = self._first.get(source, source) if shares else node
-
-    def read_later(self, node: fx.Node, written: fx.Node) -> fx.Node | None:
-        """A reader of what `node` changes by writing into `written`, under another name."""
+        written = node.args[0]
+        if not writes or not isinstance(written, fx.Node) or self.latest(written) is not source:
+            return None
+        self._overwritten[source] = node
         memory = self._first[node]
-        for other, first in [*self._first.items(), (memory, memory)]:
-            if first is memory and other not in (written, node, node.args[0]):
-                for user in other.users:
-                    if user > node:
-                        return user
-        return None
+        aliases = [other for other, first in self._first.items() if first is memory]
+        others = {*aliases, memory} - {source, node, written}
+        return next((user for other in others for user in other.users if user > node), None)
 
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

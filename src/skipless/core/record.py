@@ -1,0 +1,254 @@
+"""What a framework says of a network that it recorded, for `trace.read` to turn into a graph.
+
+An adapter is a `Recorded`: it lists the tensors that depend on the network's input, in order of
+evaluation, each with an `Operation` that says how it is made. All decisions are made in `trace`: an
+adapter states facts about single operations, and never asks what the tensors are to the theory.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from .activations import Array
+from .recognise import CLOSE
+
+T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
+
+
+class UnsupportedModelError(ValueError):
+    """The model computes something that has no Q and C maps."""
+
+
+@dataclass(frozen=True)
+class AxisMap:
+    """What a move does to the axes of its source.
+
+    `to` has, for each axis of the source, the axes of the result along which its index changes.
+    Means or maxima are taken along the axes in `pooled`, and constants are added along those in
+    `padded`; both are axes of the source. An axis of size one is never pooled.
+    """
+
+    to: tuple[tuple[int, ...], ...]
+    pooled: frozenset[int] = frozenset()
+    padded: frozenset[int] = frozenset()
+
+    @staticmethod
+    def between(
+        before: Sequence[int],
+        after: Sequence[int],
+        *,
+        dropped: Collection[int] = (),
+        pooled: Iterable[int] = (),
+        padded: Iterable[int] = (),
+    ) -> AxisMap:
+        """The map of a move from shape `before` to shape `after` that permutes nothing.
+
+        It reshapes, `dropped` some axes, adds axes in front, or only changes sizes.
+
+        >>> AxisMap.between((2, 8, 4, 4), (2, 8), dropped=(2, 3)).to
+        ((0,), (1,), (), ())
+        >>> AxisMap.between((8, 4), (2, 8, 4)).to
+        ((1,), (2,))
+        """
+        to = (tuple(_moved(before, after, axis, dropped)) for axis in range(len(before)))
+        return AxisMap(tuple(to), frozenset(pooled), frozenset(padded))
+
+    def carry(self, axes: Iterable[int]) -> frozenset[int]:
+        """The axes of the result along which the numbers along `axes` of the source lie."""
+        return frozenset(after for axis in axes for after in self.to[axis])
+
+
+@dataclass(frozen=True)
+class Layer(Generic[T]):
+    """A product with weights, such as a dense or convolutional layer, with its bias if it has one.
+
+    It sums over the axes `summed` of its source and makes the axes `made` of its result. `weights`
+    identifies its weights, so that layers sharing them are noticed. Where the axis of samples may
+    move, `axes` says where the other axes go. Two sources, as in attention, are refused.
+    """
+
+    sources: tuple[T, ...]
+    weights: Hashable
+    summed: Collection[int]
+    made: Collection[int]
+    channels: int | None = None  # that each output reads, if there are groups
+    depthwise: bool = False  # each output reads the channel of its own
+    axes: AxisMap | None = None
+
+
+@dataclass(frozen=True)
+class Bias(Generic[T]):
+    """The result of a layer plus a bias, where that is an operation of its own."""
+
+    sources: tuple[T]
+
+
+@dataclass(frozen=True)
+class Norm(Generic[T]):
+    """A normalisation layer, which the graph leaves out."""
+
+    sources: tuple[T]
+
+
+@dataclass(frozen=True)
+class Move(Generic[T]):
+    """Numbers change places, or are averaged over places; `name` is for errors.
+
+    `approximate` names what keeps q and c only roughly, such as a maximum. A sum over n places is
+    a mean with `factor` n: the factor waits for a division that cancels it.
+    """
+
+    sources: tuple[T]
+    name: str
+    axes: AxisMap
+    approximate: str = ""
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Concatenation(Generic[T]):
+    """Tensors side by side along `axis`, with their `widths`; None stands for a constant."""
+
+    sources: tuple[T | None, ...]
+    widths: Sequence[float]
+    axis: int
+
+
+@dataclass(frozen=True)
+class WeightedSum(Generic[T]):
+    """A weighted sum of tensors, also where all of them are functions of one."""
+
+    sources: tuple[T, ...]
+    weights: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Pointwise(Generic[T]):
+    """A function of numbers at the same place; a tensor that is read twice is listed twice.
+
+    If the sources are functions of one tensor, so is the result, and `Recorded.values` evaluates
+    it. Otherwise it must be a sum: `weights` are those of its terms, None for any other function.
+    It is `affine` if it only adds or multiplies constants, as standardising an input does.
+    """
+
+    sources: tuple[T, ...]
+    name: str
+    weights: Sequence[float] | None = None
+    affine: bool = False
+
+
+@dataclass(frozen=True)
+class ShapedCall(Generic[T]):
+    """A shaped activation of ours: one activation, whatever is computed before and after it."""
+
+    sources: tuple[T]
+
+
+@dataclass(frozen=True)
+class Preparation(Generic[T]):
+    """Prepares the input: per-location normalisation, or augmentation.
+
+    To the theory the network begins behind it. Inside the network it is refused; `elsewhere` is the
+    message, if it is not per-location normalisation.
+    """
+
+    sources: tuple[T, ...]
+    elsewhere: str = ""
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """An operation without Q and C maps; `message` says which, and what to do."""
+
+    message: str
+    sources: tuple[()] = ()
+
+
+Operation = (
+    Layer[T]
+    | Bias[T]
+    | Norm[T]
+    | Move[T]
+    | Concatenation[T]
+    | WeightedSum[T]
+    | Pointwise[T]
+    | ShapedCall[T]
+    | Preparation[T]
+    | Unsupported
+)
+
+
+class Recorded(ABC, Generic[T]):
+    """A network as a framework recorded it.
+
+    `T` is the framework's own name for a tensor. What is no part of the network, such as constants
+    or the running means of a normalisation, is no source and has no operation.
+    """
+
+    input: T
+
+    @property
+    @abstractmethod
+    def operations(self) -> Mapping[T, Operation[T]]:
+        """How each tensor that depends on the input is made, in order of evaluation."""
+
+    @property
+    @abstractmethod
+    def output(self) -> T:
+        """The network's output; raises `UnsupportedModelError` if there are several."""
+
+    @abstractmethod
+    def origin(self, tensor: T) -> str:
+        """Where in the user's model `tensor` is computed."""
+
+    @abstractmethod
+    def rank(self, tensor: T) -> int:
+        """How many axes `tensor` has."""
+
+    @abstractmethod
+    def channel_candidates(self, rank: int) -> Sequence[int]:
+        """The axes that an input of this rank may have its channels on, most usual first."""
+
+    @abstractmethod
+    def values(self, tensor: T, sources: Mapping[T, Array]) -> Array | None:
+        """What the `Pointwise` operation of `tensor` makes of its sources' values, in float64.
+
+        None if it is not the same function at all places, as where it adds unequal constants. A
+        parameter of zero that multiplies, as in ReZero, counts as one: conversion removes it.
+        """
+
+    def tolerances(self, tensor: T) -> Sequence[float]:
+        """How close the values of `tensor` must be to those of an activation, tried in order."""
+        return (CLOSE,)
+
+
+def reshaped(before: Sequence[int], after: Sequence[int], axis: int) -> list[int]:
+    """The new axes along which a number's index changes if it does along the old `axis`.
+
+    >>> reshaped((2, 8, 4, 4), (2, 8, 16), axis=3), reshaped((2, 8, 16), (2, 4, 2, 16), axis=1)
+    ([2], [1, 2])
+    """
+    near = math.prod(before[axis + 1 :])
+    far = near * before[axis]
+    strides = [(math.prod(after[b + 1 :]), after[b]) for b in range(len(after))]
+    return [
+        b for b, (stride, size) in enumerate(strides) if max(stride, near) < min(stride * size, far)
+    ]
+
+
+def _moved(
+    before: Sequence[int], after: Sequence[int], axis: int, dropped: Collection[int]
+) -> list[int]:
+    if tuple(before) == tuple(after):
+        return [axis]
+    if dropped:
+        return [] if axis in dropped else [axis - sum(d < axis for d in dropped)]
+    if math.prod(before) == math.prod(after):
+        return reshaped(before, after, axis)
+    if len(after) >= len(before):
+        return [axis + len(after) - len(before)]
+    return list(range(1, len(after)))  # of unknown sizes: they may be anywhere
