@@ -235,12 +235,12 @@ def test_the_same_network_in_torch_jax_and_keras_gives_an_equal_graph_and_soluti
 )
 def test_an_activation_is_known_however_it_is_written(activate) -> None:
     graph = trace(functional(lambda x: dense()(activate(dense()(x)))))
-    assert kinds(graph) == ["Input", "Affine", "Activation", "Affine"]
+    assert kinds(graph) == ["Input", "Affine", "Nonlinearity", "Affine"]
 
 
 def test_two_activations_in_a_row_are_two_and_factors_are_sums() -> None:
     graph = trace(functional(lambda x: ops.tanh(layers.ReLU()(dense()(x))) * 3.0))
-    assert kinds(graph) == ["Input", "Affine", "Activation", "Activation", "Sum"]
+    assert kinds(graph) == ["Input", "Affine", "Nonlinearity", "Nonlinearity", "Sum"]
     assert graph.nodes[-1] == Sum((3,), (3.0,))
 
 
@@ -374,7 +374,7 @@ def test_a_softmax_at_the_end_belongs_to_the_loss() -> None:
     ]
     for end in ends:
         graph = trace(functional(lambda x, end=end: end(dense(activation="relu")(x))))
-        assert kinds(graph) == ["Input", "Affine", "Activation", "Affine"]
+        assert kinds(graph) == ["Input", "Affine", "Nonlinearity", "Affine"]
 
 
 class Subclassed(keras.Model):
