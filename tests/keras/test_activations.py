@@ -15,7 +15,7 @@ from keras import ops
 
 from activation_examples import KNOWN, POINTS, SHAPED, solved
 from skipless import Activation
-from skipless.keras import ShapedActivation, TReLU, WeightedAdd, activation
+from skipless.keras import ShapedActivation, TReLU, WeightedAdd, function
 
 every_solution = pytest.mark.parametrize("name", SHAPED)
 
@@ -27,7 +27,7 @@ def cubed(x):
 
 @pytest.mark.parametrize("phi", KNOWN, ids=lambda phi: phi.name)
 def test_an_activation_and_its_gradient_equal_those_of_core(phi, float64, differentiate) -> None:
-    y, slope = differentiate(activation(phi), POINTS)
+    y, slope = differentiate(function(phi), POINTS)
     assert y.dtype == np.float64
     np.testing.assert_allclose(y, phi(POINTS), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(slope, phi.slope(POINTS), rtol=1e-12, atol=1e-12)
@@ -81,7 +81,7 @@ def test_half_precision_is_rounded_once() -> None:
 
 def test_an_activation_in_half_precision_is_computed_in_float32_and_rounded_once() -> None:
     half = ops.cast(np.linspace(-4.0, 4.0, 201, dtype=np.float32), "bfloat16")
-    y = activation("leaky_relu", 0.3)(half)
+    y = function("leaky_relu", 0.3)(half)
     assert keras.backend.standardize_dtype(y.dtype) == "bfloat16"
     x = np.asarray(ops.convert_to_numpy(ops.cast(half, "float32")))
     once = ops.cast(np.where(x > 0.0, x, np.float32(0.3) * x), "bfloat16")
@@ -90,7 +90,7 @@ def test_an_activation_in_half_precision_is_computed_in_float32_and_rounded_once
 
 
 def test_squareplus_keeps_its_digits_far_below_zero(float64) -> None:
-    y = activation("squareplus")(ops.convert_to_tensor(np.array([-1000.0]), "float64"))
+    y = function("squareplus")(ops.convert_to_tensor(np.array([-1000.0]), "float64"))
     # (√(x² + 4) - |x|) / 2 = 1/|x| - 1/|x|³ + 2/|x|⁵ - ...
     assert float(y[0]) == pytest.approx(1e-3 - 1e-9 + 2e-15, rel=1e-14, abs=0.0)
 
@@ -115,14 +115,14 @@ def test_a_weighted_sum_is_exact_and_has_a_configuration(float64) -> None:
     [
         (lambda: ShapedActivation("tanh", input_scale=0.0), "input_scale = 0"),
         (lambda: TReLU(float("nan"), 1.0), "must be a finite number"),
-        (lambda: WeightedAdd([]), "finite number for each term"),
-        (lambda: WeightedAdd([1.0])([ops.ones(2), ops.ones(2)]), "weights for 1 tensors"),
-        (lambda: activation("tahn"), "Did you mean 'tanh'"),
+        (lambda: WeightedAdd([]), "finite weight for each term"),
+        (lambda: WeightedAdd([1.0])([ops.ones(2), ops.ones(2)]), "each of its 1 weights, got 2"),
+        (lambda: function("tahn"), "Did you mean 'tanh'"),
         (
-            lambda: activation(
+            lambda: function(
                 Activation(np.sinh, np.cosh, np.sinh, name="mine")  # a formula for numpy only
             ),
-            "only its numpy form is known",
+            "known only in numpy",
         ),
     ],
 )

@@ -11,9 +11,10 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +35,14 @@ __all__ = [
     "celu",
     "elu",
     "leaky_relu",
+    "native",
+    "native_name",
     "soft_shrink",
     "softplus",
     "transform",
 ]
+
+T = TypeVar("T")
 
 # Where a new activation is tried out: three points that differ in sign and size.
 _PROBE = np.array([-1.25, 0.5, 2.0])
@@ -394,3 +399,26 @@ class Member:
     @property
     def activation(self) -> Activation:
         return _FAMILIES[self.family](self.number)
+
+
+def native(phi: Activation, table: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
+    """`phi` in a framework's own tensors, from its `table` of functions by name.
+
+    >>> native(leaky_relu(0.5), {"leaky_relu": lambda x, negative_slope: x * negative_slope})(3.0)
+    1.5
+    """
+    name, parameter = native_name(phi, table)
+    return partial(table[name], **parameter) if parameter else table[name]
+
+
+def native_name(phi: Activation, table: Container[str]) -> tuple[str, dict[str, float]]:
+    """The name of `phi` in a framework's `table`, with its parameter if it is one of a family."""
+    if phi.name in table and phi == activation(phi.name):
+        return phi.name, {}
+    if (member := Member.of(phi)) is not None:
+        return member.family, {member.label: member.number}
+    raise ValueError(
+        f"{phi.name!r} is known only in numpy. Pass its function of tensors as well: function=... "
+        "of convert, ShapedActivation.from_solution(solution, function), or "
+        "ShapedActivation(function)."
+    )

@@ -1,16 +1,44 @@
-"""What the conversion of a recorded network does to it, whatever framework writes it out again."""
+"""A recorded network becomes a shaped one: plan(reading, method), then write(plan, writer).
+
+The plan has the new graph and the solution for it. `write` walks through the record and decides
+what becomes of each tensor. A framework's `Writer` only makes the parts: an input, a copy of a
+layer or a move, an activation, a weighted sum.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from skipless.tables import table
+
+from .activations import Activation
 from .graph import Graph, Nonlinearity, Sum
-from .network import fold
-from .trace import Step
+from .network import Point, fold
+from .predict import approximations, predict
+from .rescale import normalised_weights, reweight, to_residual_form
+from .solution import Method, Solution
+from .solve import solve
+from .summary import abbreviate, kind_of, layer_rows, name_range, number_range, row_name
+from .trace import Notes, Step
 
-T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
+T = TypeVar("T", bound=Hashable)  # a framework's own name for a recorded tensor
+V = TypeVar("V")  # what stands for it in the new model
+
+
+class Readable(Protocol[T]):
+    """What a conversion needs of a reading."""
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def notes(self) -> Notes: ...
+    @property
+    def steps(self) -> Mapping[T, Step[T]]: ...
+    @property
+    def output(self) -> T: ...
 
 
 @dataclass(frozen=True)
@@ -22,8 +50,57 @@ class Change:
 
 
 @dataclass(frozen=True)
+class ConversionReport:
+    """What was changed, the solution, and the predicted q and c values; `print` shows it.
+
+    `predicted` has a point for every node of `graph`, for two inputs of q value 1 that are
+    orthogonal. `approximate` lists the places where the theory holds only roughly, `untouched` the
+    parameters or layers that were not re-initialised.
+    """
+
+    method: Method
+    solution: Solution
+    graph: Graph
+    predicted: tuple[Point, ...]
+    changes: tuple[Change, ...]
+    approximate: tuple[str, ...]
+    untouched: tuple[str, ...]
+
+    def __str__(self) -> str:
+        parts = [f"{self.graph!r}, shaped by {self.method}", self._changes(), self._numbers()]
+        parts.append(self._layers())
+        if self.approximate:
+            parts.append("\n  ".join(["The theory only approximates:", *self.approximate]))
+        if self.untouched:
+            parts.append("\n  ".join(["Not re-initialised:", *self.untouched]))
+        return "\n\n".join(parts)
+
+    def _changes(self) -> str:
+        places: dict[str, list[str]] = {}
+        for change in self.changes:
+            places.setdefault(change.what, []).append(change.where)
+        rows = [[what, name_range(where)] for what, where in places.items()]
+        return table(["change", "where"], rows) if rows else "Nothing was changed."
+
+    def _numbers(self) -> str:
+        used = [[k, f"{v:.8g}"] for k, v in self.solution.parameters.items() if v is not None]
+        targets = [[name, f"{target:.6g}"] for name, target in self.solution.targets.items()]
+        return table([self.solution.activation, "value"], [*used, *targets])
+
+    def _layers(self) -> str:
+        live = [(self.graph.nodes[i], self.predicted[i]) for i in sorted(self.graph.live)]
+        names = [(kind_of(node), node.origin) for node, _ in live]
+        rows: list[list[str]] = []
+        for places in layer_rows([kind for kind, _ in names]):
+            points = [live[place][1] for place in places]
+            q, c = number_range([p.q for p in points], 4), number_range([p.c for p in points], 4)
+            rows.append([row_name([names[place] for place in places]), q, c])
+        return table(["layers", "q", "c"], abbreviate(rows))
+
+
+@dataclass(frozen=True)
 class Term(Generic[T]):
-    """A term of a sum, perhaps `moved` to before the activation that it comes from."""
+    """A term of a sum; `moved` if it is taken from before the activation that it comes from."""
 
     tensor: T
     weight: float
@@ -34,26 +111,27 @@ class Term(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Sums(Generic[T]):
-    """The sums of a recorded network as they are to be.
+class Plan(Generic[T]):
+    """What a conversion does.
 
-    `form` is the `graph` of the record, but for terms of sums that are taken from before an
-    activation; `weights` are those of its sums.
+    `form` is the recorded graph with shortcuts that start before activations, `weights` are those
+    of its sums, and `graph` is both together: the network that the `solution` is for.
     """
 
-    steps: Mapping[T, Step[T]]
-    graph: Graph
+    reading: Readable[T]
+    method: Method
     form: Graph
     weights: Mapping[int, Sequence[float]]
+    graph: Graph
+    solution: Solution
 
     def terms(self, step: Step[T]) -> list[Term[T]]:
         """The terms of a sum that are left, each with its weight."""
-        before, after = self.graph.nodes[step.node], self.form.nodes[step.node]
+        before, after = self.reading.graph.nodes[step.node], self.form.nodes[step.node]
         assert isinstance(before, Sum)
         assert isinstance(after, Sum)
-        columns = zip(
-            step.inputs, before.inputs, after.inputs, self.weights[step.node], strict=True
-        )
+        weights = self.weights[step.node]
+        columns = zip(step.inputs, before.inputs, after.inputs, weights, strict=True)
         return [
             self._term(tensor, weight, was, now != was)
             for tensor, was, now, weight in columns
@@ -61,28 +139,222 @@ class Sums(Generic[T]):
         ]
 
     def _term(self, tensor: T, weight: float, node: int, moved: bool) -> Term[T]:
-        source, moves = tensor, list[T]()
+        source, moves, steps = tensor, list[T](), self.reading.steps
         if moved:
-            while self.steps[source].kind != "activation":
-                if self.steps[source].kind == "move":  # factors and normalisation are removed
+            while steps[source].kind != "activation":
+                if steps[source].kind == "move":  # factors and normalisation are removed
                     moves.insert(0, source)
-                source = self.steps[source].inputs[0]
-            source = self.steps[source].inputs[0]
+                source = steps[source].inputs[0]
+            source = steps[source].inputs[0]
         return Term(tensor, weight, node, moved, source, tuple(moves))
 
-    def reweight(self, step: Step[T]) -> str | None:
+    def describe_weights(self, step: Step[T]) -> str | None:
         """How the weights of a sum change, in words; None if they do not."""
-        recorded = self.graph.nodes[step.node]
+        recorded = self.reading.graph.nodes[step.node]
         assert isinstance(recorded, Sum)
         before, after = (
             " and ".join(f"{w:.4g}" for w in weights)
             for weights in (recorded.weights, self.weights[step.node])
         )
-        return None if before == after else f"sum weighted by {after} in place of {before}"
+        return None if before == after else f"sum weighted by {after} instead of {before}"
+
+    def require_same_maps(self, converted: Graph) -> None:
+        """Raise if the converted model is not the network that was solved for."""
+        graphs = (self.graph, converted)
+        counts = [sum(isinstance(g.nodes[i], Nonlinearity) for i in g.live) for g in graphs]
+        values = [fold(g, lambda c: 0.9 * c + 0.1, 0.0) for g in graphs]
+        if counts[0] != counts[1] or abs(values[0] - values[1]) > 1e-9:
+            raise AssertionError(
+                f"The solution is for {counts[0]} activations and C_f(0) = {values[0]:.6g} under a "
+                f"test map, but the converted model has {counts[1]} and {values[1]:.6g}. This is "
+                "an error in skipless; please report the model."
+            )
+
+    def report(self, changes: Sequence[Change], untouched: Sequence[str]) -> ConversionReport:
+        return ConversionReport(
+            self.method,
+            self.solution,
+            self.graph,
+            predict(self.graph, self.solution),
+            tuple(changes),
+            (*self.reading.notes.approximate, *approximations(self.graph)),
+            tuple(untouched),
+        )
+
+
+def plan(
+    reading: Readable[T],
+    method: Method,
+    activation: str | Activation = "leaky_relu",
+    shortcut_weight: float | None = None,
+    clamp: bool = False,
+) -> Plan[T]:
+    """The conversion of a recorded network, solved."""
+    form = to_residual_form(reading.graph)
+    weights = normalised_weights(form, shortcut_weight)
+    graph = reweight(form, weights)
+    solution = solve(graph, method, activation, clamp=clamp)
+    return Plan(reading, method, form, weights, graph, solution)
+
+
+class Writer(ABC, Generic[T, V]):
+    """Makes the parts of a new model from recorded tensors."""
+
+    @abstractmethod
+    def tensors(self) -> Iterator[T]:
+        """All recorded tensors, constants included, in order of evaluation."""
+
+    @abstractmethod
+    def reads(self, tensor: T) -> Sequence[T]:
+        """The recorded tensors that a copy of `tensor` needs."""
+
+    @abstractmethod
+    def origin(self, tensor: T) -> str:
+        """Where in the user's model `tensor` is computed."""
+
+    @abstractmethod
+    def input(self, tensor: T) -> V:
+        """The model's input."""
+
+    @abstractmethod
+    def copy(self, tensor: T, use: Callable[[T], V]) -> V:
+        """The operation of `tensor`, such as a layer or a move, on what `use` returns."""
+
+    @abstractmethod
+    def activation(self, tensor: T, x: V) -> V:
+        """The shaped activation of `x`."""
+
+    @abstractmethod
+    def add(self, tensor: T, terms: Sequence[tuple[float, V]]) -> V:
+        """The weighted sum of `terms`."""
+
+    @abstractmethod
+    def negative(self, x: V) -> V: ...
+
+    @abstractmethod
+    def give_bias(self, tensor: T) -> bool:
+        """Whether the layer that makes `tensor` had no bias, and has one now."""
+
+
+def write(plan: Plan[T], writer: Writer[T, V]) -> tuple[V, list[Change]]:
+    """Write the new model by `writer`; returns its output and what was changed."""
+    process = _Process(plan, writer)
+    needed = process.needed()
+    steps = plan.reading.steps
+    for tensor in layers_at_norms(steps, needed):
+        if writer.give_bias(tensor):
+            process.changed("bias added", tensor)
+    for tensor in writer.tensors():
+        if tensor in needed:
+            process.write(tensor)
+    for tensor, step in steps.items():
+        if step.kind == "affine" and tensor not in needed:
+            process.changed("layer of a shortcut removed", tensor)
+    return process.use(plan.reading.output), process.changes
+
+
+class _Process(Generic[T, V]):
+    """The model as far as it is written."""
+
+    def __init__(self, plan: Plan[T], writer: Writer[T, V]) -> None:
+        self.plan, self.writer, self.steps = plan, writer, plan.reading.steps
+        self.changes: list[Change] = []
+        self._written: dict[T, V] = {}
+        self._negated: dict[T, V] = {}
+        self._activated: dict[int, V] = {}
+
+    def needed(self) -> set[T]:
+        """The recorded tensors that the new model is made of."""
+        waiting = [self.plan.reading.output]
+        needed = {next(iter(self.steps)), *waiting}
+        while waiting:
+            for before in self._reads(waiting.pop()):
+                if before not in needed:
+                    needed.add(before)
+                    waiting.append(before)
+        return needed
+
+    def _reads(self, tensor: T) -> Iterator[T]:
+        step = self.steps.get(tensor)
+        if step is not None and step.kind == "sum":
+            for term in self.plan.terms(step):
+                yield term.source
+                for move in term.moves:
+                    moved = self.steps[move].inputs[0]
+                    yield from (t for t in self.writer.reads(move) if t != moved)
+        elif step is not None and step.kind in ("norm", "activation", "scale"):
+            yield from step.inputs
+        else:
+            yield from self.writer.reads(tensor)
+
+    def write(self, tensor: T) -> None:
+        step = self.steps.get(tensor)
+        match None if step is None else step.kind:
+            case "norm" | "scale":
+                assert step is not None
+                self._written[tensor] = self.use(step.inputs[0])
+                norm = step.kind == "norm"
+                what = "normalisation" if norm else f"factor {step.scale:.4g}"
+                self.changed(f"{what} removed", tensor)
+            case "activation":
+                assert step is not None
+                self._written[tensor] = self._activate(tensor, step)
+            case "sum":
+                assert step is not None
+                self._written[tensor] = self._add(tensor, step)
+            case "input" if not self.writer.reads(tensor):
+                self._written[tensor] = self.writer.input(tensor)
+            case _:
+                self._written[tensor] = self.writer.copy(tensor, self.use)
+
+    def use(self, tensor: T) -> V:
+        """What stands for a recorded tensor in the new model; of a factor, the sign is left."""
+        step = self.steps.get(tensor)
+        if step is None or step.scale >= 0.0:
+            return self._written[tensor]
+        if tensor not in self._negated:
+            self._negated[tensor] = self.writer.negative(self._written[tensor])
+        return self._negated[tensor]
+
+    def changed(self, what: str, tensor: T) -> None:
+        self.changes.append(Change(what, self.writer.origin(tensor)))
+
+    def _activate(self, tensor: T, step: Step[T]) -> V:
+        if step.node not in self._activated:  # which a multiple of it may have written before
+            self._activated[step.node] = self.writer.activation(tensor, self.use(step.inputs[0]))
+            solution = self.plan.solution
+            name = "TReLU" if solution.is_rectifier else f"shaped {solution.activation}"
+            self.changed(f"activation replaced by {name}", tensor)
+        return self._activated[step.node]
+
+    def _add(self, tensor: T, step: Step[T]) -> V:
+        terms = self.plan.terms(step)
+        for term in terms:
+            if term.moved:
+                self.changed("shortcut taken from before the activation", tensor)
+        if (change := self.plan.describe_weights(step)) is not None:
+            self.changed(change, tensor)
+        values = [(term.weight, self._value(term)) for term in terms]
+        if [weight for weight, _ in values] == [1.0]:
+            return values[0][1]
+        return self.writer.add(tensor, values)
+
+    def _value(self, term: Term[T]) -> V:
+        if not term.moved:
+            # The weight of a factor times an activation is for the activation alone.
+            bare = term.node == self.steps[term.tensor].node
+            return self._written[term.tensor] if bare else self.use(term.tensor)
+        value = self.use(term.source)
+        for move in term.moves:
+            before, now = self.steps[move].inputs[0], value
+            value = self.writer.copy(move, lambda t: now if t == before else self.use(t))  # noqa: B023
+        return value
 
 
 def layers_at_norms(steps: Mapping[T, Step[T]], needed: Collection[T]) -> list[T]:
     """The layers that a normalisation reads, or that read it, directly or behind an activation.
+
+    The shift of a normalisation is left to these, which may lack a bias.
 
     >>> steps = {"x": Step("input", 0), "a": Step("affine", 1, ("x",))}
     >>> steps |= {"n": Step("norm", 1, ("a",)), "b": Step("affine", 2, ("n",))}
@@ -105,16 +377,3 @@ def layers_at_norms(steps: Mapping[T, Step[T]], needed: Collection[T]) -> list[T
         elif after:
             found.append(tensor)
     return [tensor for tensor in found if steps[tensor].kind == "affine"]
-
-
-def demand_same(solved: Graph, converted: Graph) -> None:
-    """Stop if an activation was lost, or the maps are not those that were solved."""
-    graphs = (solved, converted)
-    counts = [sum(isinstance(g.nodes[i], Nonlinearity) for i in g.live) for g in graphs]
-    values = [fold(g, lambda c: 0.9 * c + 0.1, 0.0) for g in graphs]
-    if counts[0] != counts[1] or abs(values[0] - values[1]) > 1e-9:
-        raise AssertionError(
-            f"The solution is for {counts[0]} activations and C_f(0) = {values[0]:.6g} under a "
-            f"test map, but the converted model has {counts[1]} and {values[1]:.6g}. This is an "
-            "error in skipless; please report the model."
-        )

@@ -20,6 +20,7 @@ from .activations import Activation, Array, activation, activation_names, transf
 from .maps import c_map, q_map, require_cosines, tabulated_c_map
 
 _MOST_RESIDUAL = 1e-10
+_NEUTRAL = {"input_scale": 1.0, "input_shift": 0.0, "output_scale": 1.0, "output_shift": 0.0}
 
 
 class UnreachableTargetError(ValueError):
@@ -91,16 +92,22 @@ class Solution:
         """The φ that is transformed: the one called `activation`, or the user's own."""
         return self.custom or activation(self.activation, self.negative_slope)
 
+    @property
+    def constants(self) -> dict[str, float]:
+        """The four numbers of φ̂, those that the method does not use at their neutral values."""
+        numbers = {name: getattr(self, name) for name in _NEUTRAL}
+        return {n: _NEUTRAL[n] if number is None else number for n, number in numbers.items()}
+
+    @property
+    def is_rectifier(self) -> bool:
+        """Whether φ̂ is a leaky ReLU times `output_scale`, which frameworks have as `TReLU`."""
+        leaky = self.base.negative_slope is not None
+        return leaky and {**self.constants, "output_scale": 1.0} == _NEUTRAL
+
     @cached_property
     def shaped(self) -> Activation:
         """φ̂ with its slope, curvature and kinks."""
-        return transform(
-            self.base,
-            1.0 if self.input_scale is None else self.input_scale,
-            0.0 if self.input_shift is None else self.input_shift,
-            1.0 if self.output_scale is None else self.output_scale,
-            0.0 if self.output_shift is None else self.output_shift,
-        )
+        return transform(self.base, **self.constants)
 
     def __call__(self, x: npt.ArrayLike) -> Array:
         return self.shaped(x)

@@ -12,8 +12,11 @@ except ModuleNotFoundError as error:
         "or set KERAS_BACKEND to tensorflow, jax or torch"
     ) from None
 
-from .activations import ShapedActivation, TReLU, WeightedAdd, activation
-from .convert import ConversionReport, convert
+from skipless._deprecated import renamed_names
+from skipless.core.convert import ConversionReport
+
+from .activations import ShapedActivation, TReLU, WeightedAdd, function
+from .convert import convert
 from .init import (
     DeltaOrthogonal,
     DepthwiseDelta,
@@ -36,9 +39,11 @@ __all__ = [
     "TransposedDelta",
     "UnsupportedModelError",
     "WeightedAdd",
-    "activation",
     "convert",
+    "function",
     "normalize_per_location",
     "normalize_per_sample",
     "trace",
 ]
+
+__getattr__ = renamed_names(__name__, {"activation": "skipless.keras.function"})

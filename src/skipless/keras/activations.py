@@ -1,20 +1,18 @@
-"""Shaped activations as layers: φ̂ between two affine maps, and TReLU.
+"""Shaped activations: every φ of `core` in Keras tensors, φ̂ as a layer, TReLU, weighted sums.
 
-Constants are Python floats, and part of the layer's configuration: a `.keras` file holds them with
-all their digits, and no policy rounds them.
+Functions run on any backend and keep the type of their input. Half precision is widened where
+several operations would each round. Where a backend's own function is less exact than float64, or
+is not differentiated exactly at a kink, it is written out here.
 
-Every φ of `core` as a function of Keras tensors, on whichever backend Keras runs.
-
-They keep the type of what they are given. Half precision is widened where several operations would
-each round. Where a backend's own function is less exact than float64, or is not differentiated
-exactly at a kink, it is written out here.
+Constants of layers are Python floats, and part of the layer's configuration: a `.keras` file holds
+them with all their digits, and no policy rounds them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Self
 
 import keras
@@ -230,28 +228,21 @@ def named(name: str | core.Activation) -> core.Activation:
     return core.activation(name) if member is None else member.activation
 
 
-def activation(name: str | core.Activation, negative_slope: float | None = None) -> Function:
+def function(name: str | core.Activation, negative_slope: float | None = None) -> Function:
     """φ as a function of tensors, for every activation that `core` knows.
 
     It keeps the type of its input and can be differentiated, compiled, and given to a layer.
 
-    >>> y = activation("hard_tanh")(ops.array([-2.0, 0.5, 2.0]))
+    >>> y = function("hard_tanh")(ops.array([-2.0, 0.5, 2.0]))
     >>> ops.convert_to_numpy(y).tolist()
     [-1.0, 0.5, 1.0]
     """
     phi = named(name) if negative_slope is None else core.activation(name, negative_slope)
-    if phi.name in _TABLE and phi == core.activation(phi.name):
-        return _TABLE[phi.name]
-    if (member := Member.of(phi)) is not None:
-        return partial(_TABLE[member.family], **{member.label: member.number})
-    raise ValueError(
-        f"activation({phi.name!r}) was asked for in Keras, but only its numpy form is known. "
-        "Pass a function of tensors: ShapedActivation.from_solution(solution, function), or "
-        "ShapedActivation(function)."
-    )
+    return core.native(phi, _TABLE)
 
 
 Config = dict[str, object]
+_CONSTANTS = ("input_scale", "input_shift", "output_scale", "output_shift")
 
 
 @keras.saving.register_keras_serializable(package="skipless")
@@ -262,7 +253,7 @@ class ShapedActivation(keras.layers.Layer):
 
     φ is a name, an `Activation` of `core`, or a function of tensors; to be loaded from a file, such
     a function is registered, or given as one of the `custom_objects`. Half precision is computed in
-    float32 and rounded once, for $s_o$ magnifies every error that is made before it.
+    float32 and rounded once, because $s_o$ magnifies every earlier error.
 
     A sigmoid is a tanh of half its input, moved up:
 
@@ -288,7 +279,7 @@ class ShapedActivation(keras.layers.Layer):
         self.supports_masking = True
         if isinstance(phi, str | core.Activation):
             known = named(phi)
-            self.function, self.phi = activation(known), known.name
+            self.function, self.phi = function(known), known.name
             self.negative_slope = known.negative_slope
         else:
             self.function, self.phi = phi, getattr(phi, "__name__", repr(phi))
@@ -298,7 +289,7 @@ class ShapedActivation(keras.layers.Layer):
         self.input_shift = float(input_shift)
         self.output_scale = float(output_scale)
         self.output_shift = float(output_shift)
-        self._demand_finite()
+        self._require_finite()
         self.built = True
 
     @staticmethod
@@ -309,42 +300,26 @@ class ShapedActivation(keras.layers.Layer):
         name: str | None = None,
         dtype: str | keras.DTypePolicy | None = None,
     ) -> ShapedActivation:
-        """The φ̂ of `solution`, which is a `TReLU` if it has but a slope and an output scale.
+        """The φ̂ of `solution`: a `TReLU` if it has only a slope and an output scale.
 
-        `function` is φ in tensors, to be given if φ is an `Activation` of the user's own.
+        `function` is φ in tensors, needed if φ is an `Activation` of your own.
 
         >>> from skipless import DKS, Graph, solve
         >>> ShapedActivation.from_solution(solve(Graph.chain(50), DKS(), "tanh")).phi
         'tanh'
         """
         require_solution(solution)
-        defaults = {
-            "input_scale": 1.0,
-            "input_shift": 0.0,
-            "output_scale": 1.0,
-            "output_shift": 0.0,
-        }
-        given = {n: v for n, v in solution.parameters.items() if n in defaults and v is not None}
-        numbers = (defaults | given).values()
-        if function is not None:
-            return ShapedActivation(function, *numbers, name=name, dtype=dtype)
-        shaped = ShapedActivation(solution.base, *numbers, name=name, dtype=dtype)
-        rest = shaped.constants
-        slope, scale = rest.pop("negative_slope", None), rest.pop("output_scale")
-        if slope is None or rest != {"input_scale": 1.0, "input_shift": 0.0, "output_shift": 0.0}:
-            return shaped
-        return TReLU(slope, scale, name=name, dtype=dtype)
+        slope = solution.base.negative_slope
+        if function is None and slope is not None and solution.is_rectifier:
+            return TReLU(slope, solution.constants["output_scale"], name=name, dtype=dtype)
+        phi = function or solution.base
+        return ShapedActivation(phi, **solution.constants, name=name, dtype=dtype)
 
     @property
     def constants(self) -> dict[str, float]:
         """The numbers that define φ̂."""
         slope = {} if self.negative_slope is None else {"negative_slope": self.negative_slope}
-        return slope | {
-            "input_scale": self.input_scale,
-            "input_shift": self.input_shift,
-            "output_scale": self.output_scale,
-            "output_shift": self.output_shift,
-        }
+        return slope | {name: getattr(self, name) for name in _CONSTANTS}
 
     def call(self, x: Array) -> Array:
         if is_half(x):
@@ -363,14 +338,8 @@ class ShapedActivation(keras.layers.Layer):
 
     def get_config(self) -> Config:
         phi = self.phi if self._named else keras.saving.serialize_keras_object(self.function)
-        return {
-            **super().get_config(),
-            "phi": phi,
-            "input_scale": self.input_scale,
-            "input_shift": self.input_shift,
-            "output_scale": self.output_scale,
-            "output_shift": self.output_shift,
-        }
+        numbers = {name: getattr(self, name) for name in _CONSTANTS}
+        return {**super().get_config(), "phi": phi, **numbers}
 
     @classmethod
     def from_config(cls, config: Config) -> Self:
@@ -382,13 +351,12 @@ class ShapedActivation(keras.layers.Layer):
         numbers = ", ".join(f"{n}={v:.6g}" for n, v in self.constants.items())
         return f"{type(self).__name__}({self.phi.split('(')[0]}, {numbers})"
 
-    def _demand_finite(self) -> None:
+    def _require_finite(self) -> None:
         for name, number in self.constants.items():
             if not math.isfinite(number) or (name == "input_scale" and number == 0.0):
                 raise ValueError(
-                    f"{type(self).__name__} of {self.phi} was given {name} = {number:g}, with "
-                    "which it is no function of its input. Give finite constants and an "
-                    "input_scale other than 0, as `solve` finds them."
+                    f"{type(self).__name__} of {self.phi} needs finite constants and a nonzero "
+                    f"input_scale, as `solve` finds them, got {name} = {number:g}"
                 )
 
 
@@ -459,8 +427,8 @@ class WeightedAdd(keras.layers.Layer):
         self.sum_weights = tuple(map(float, weights))  # Keras calls a layer's variables `weights`
         if not self.sum_weights or not all(map(math.isfinite, self.sum_weights)):
             raise ValueError(
-                f"WeightedAdd was given the weights {list(weights)}, but needs a finite number for "
-                "each term. Give [0.8, 0.6], say."
+                "WeightedAdd needs a finite weight for each term, such as [0.8, 0.6], got "
+                f"{list(weights)}"
             )
         self.built = True
 
@@ -468,8 +436,8 @@ class WeightedAdd(keras.layers.Layer):
         terms = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
         if len(terms) != len(self.sum_weights):
             raise ValueError(
-                f"{self.name} has weights for {len(self.sum_weights)} tensors and was given "
-                f"{len(terms)}. Give a list with one tensor for each weight."
+                f"{self.name} needs one tensor for each of its {len(self.sum_weights)} weights, "
+                f"got {len(terms)}"
             )
         if is_half(terms[0]):
             wide = self.call([ops.cast(term, "float32") for term in terms])

@@ -490,6 +490,10 @@ class Reading:
     steps: Mapping[Tensor, Step]
     activations: Mapping[Tensor, str]
 
+    @property
+    def output(self) -> Tensor:
+        return self.record.output
+
 
 def read(model: keras.Model, example: object = None) -> Reading:
     """The graph of `model` in the record of its calls."""

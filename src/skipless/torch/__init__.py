@@ -7,10 +7,12 @@ except ModuleNotFoundError as error:
         f"skipless.torch needs {error.name}, which is not installed: pip install 'skipless[torch]'"
     ) from None
 
+from skipless._deprecated import renamed_names
+from skipless.core.convert import ConversionReport
 from skipless.core.measure import Check, Measurement
 
-from .activations import ShapedActivation, TReLU, activation
-from .convert import ConversionReport, ConvertedModel, convert
+from .activations import ShapedActivation, TReLU, function
+from .convert import ConvertedModel, convert
 from .fold import fold
 from .init import (
     delta_,
@@ -32,11 +34,11 @@ __all__ = [
     "ShapedActivation",
     "TReLU",
     "UnsupportedModelError",
-    "activation",
     "check",
     "convert",
     "delta_",
     "fold",
+    "function",
     "gaussian_fan_in_",
     "initialize_",
     "measure",
@@ -47,3 +49,5 @@ __all__ = [
     "trace",
     "transposed_delta_",
 ]
+
+__getattr__ = renamed_names(__name__, {"activation": "skipless.torch.function"})

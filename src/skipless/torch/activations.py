@@ -1,14 +1,12 @@
-"""Shaped activations as modules: φ̂ between two affine maps, and TReLU in one kernel.
+"""Shaped activations: every φ of `core` in tensors, φ̂ between two affine maps, TReLU in one kernel.
 
-Constants are held twice. As buffers of float64 they are listed, saved and loaded with the model,
-and no `.to(torch.bfloat16)` rounds them. As Python floats, which follow what is loaded, they
+Functions keep the type of their input. Half precision is widened where several operations would
+each round.
+
+Modules hold their constants twice. As buffers of float64 they are listed, saved and loaded with the
+model, and no `.to(torch.bfloat16)` rounds them. As Python floats, which follow what is loaded, they
 compute: PyTorch applies a float in full precision whatever the tensor's type, and waits for no
 device to read it.
-
-Every φ of `core` as a function of tensors.
-
-They keep the type of what they are given. Half precision is widened where several operations would
-each round.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue]
 from torch.compiler import is_dynamo_compiling
 
 from skipless.core import activations as core
-from skipless.core.activations import Member
 from skipless.core.solution import Solution, require_solution
 
 Function = Callable[[Tensor], Tensor]
@@ -127,25 +124,16 @@ _TABLE: dict[str, Function] = {
 }
 
 
-def activation(name: str | core.Activation, negative_slope: float | None = None) -> Function:
+def function(name: str | core.Activation, negative_slope: float | None = None) -> Function:
     """φ as a function of tensors, for every activation that `core` knows.
 
     It keeps the type of its input, and can be differentiated, pickled, compiled and exported.
 
     >>> x = torch.linspace(-2.0, 2.0, 5)
-    >>> torch.equal(activation("hard_tanh")(x), x.clamp(-1.0, 1.0))
+    >>> torch.equal(function("hard_tanh")(x), x.clamp(-1.0, 1.0))
     True
     """
-    phi = core.activation(name, negative_slope)
-    if phi.name in _TABLE and phi == core.activation(phi.name):
-        return _TABLE[phi.name]
-    if (member := Member.of(phi)) is not None:
-        return partial(_TABLE[member.family], **{member.label: member.number})
-    raise ValueError(
-        f"activation({phi.name!r}) was asked for in PyTorch, but only its numpy form is known. "
-        "Pass a function of tensors: ShapedActivation.from_solution(solution, function), or "
-        "ShapedActivation(function)."
-    )
+    return core.native(core.activation(name, negative_slope), _TABLE)
 
 
 class ShapedActivation(nn.Module):
@@ -154,10 +142,10 @@ class ShapedActivation(nn.Module):
     $$\hat\varphi(x) = s_o \left(\varphi(s_i\, x + b_i) + b_o\right)$$
 
     φ is a name, an `Activation` of `core`, or a function of tensors. Half precision is computed in
-    float32 and rounded once, for $s_o$ magnifies every error that is made before it.
+    float32 and rounded once, because $s_o$ magnifies every earlier error.
 
-    Each constant is a buffer. It is changed by `load_state_dict`, and not by writing to the buffer,
-    of which the floats in `constants` would hear nothing.
+    Each constant is a buffer. Change it by `load_state_dict`: the floats in `constants` do not
+    follow a write to the buffer.
 
     A sigmoid is a tanh of half its input, moved up:
 
@@ -187,7 +175,7 @@ class ShapedActivation(nn.Module):
         constants: dict[str, float] = {}
         if isinstance(phi, str | core.Activation):
             known = core.activation(phi)
-            self.function, self.name = activation(known), known.name
+            self.function, self.name = function(known), known.name
             if known.negative_slope is not None:
                 self.name, constants["negative_slope"] = "leaky_relu", known.negative_slope
         else:
@@ -196,29 +184,23 @@ class ShapedActivation(nn.Module):
         constants["input_shift"] = float(input_shift)
         constants["output_scale"] = float(output_scale)
         constants["output_shift"] = float(output_shift)
-        self._hold(constants, torch.get_default_device())
+        self._set_constants(constants, torch.get_default_device())
 
     @staticmethod
     def from_solution(solution: Solution, function: Function | None = None) -> ShapedActivation:
-        """The φ̂ of `solution`, which is a `TReLU` if it has but a slope and an output scale.
+        """The φ̂ of `solution`: a `TReLU` if it has only a slope and an output scale.
 
-        `function` is φ in tensors, to be given if φ is an `Activation` of the user's own.
+        `function` is φ in tensors, needed if φ is an `Activation` of your own.
 
         >>> from skipless import DKS, Graph, solve
         >>> ShapedActivation.from_solution(solve(Graph.chain(50), DKS(), "tanh")).name
         'tanh'
         """
         require_solution(solution)
-        names = ("input_scale", "input_shift", "output_scale", "output_shift")
-        used = {n: v for n in names if (v := solution.parameters[n]) is not None}
-        if function is not None:
-            return ShapedActivation(function, **used)
-        shaped = ShapedActivation(solution.base, **used)
-        rest = shaped.constants
-        slope, scale = rest.pop("negative_slope", None), rest.pop("output_scale")
-        if slope is None or rest != {"input_scale": 1.0, "input_shift": 0.0, "output_shift": 0.0}:
-            return shaped
-        return TReLU(slope, scale)
+        slope = solution.base.negative_slope
+        if function is None and slope is not None and solution.is_rectifier:
+            return TReLU(slope, solution.constants["output_scale"])
+        return ShapedActivation(function or solution.base, **solution.constants)
 
     @property
     def constants(self) -> dict[str, float]:
@@ -242,14 +224,13 @@ class ShapedActivation(nn.Module):
     def extra_repr(self) -> str:
         return ", ".join([self.name, *(f"{n}={v:.6g}" for n, v in self._floats.items())])
 
-    def _hold(self, constants: dict[str, float], device: torch.device) -> None:
+    def _set_constants(self, constants: dict[str, float], device: torch.device) -> None:
         """Keep `constants` as floats and as buffers on `device`."""
         for name, number in constants.items():
             if not math.isfinite(number) or (name == "input_scale" and number == 0.0):
                 raise ValueError(
-                    f"{type(self).__name__} of {self.name} was given {name} = {number:g}, with "
-                    "which it is no function of its input. Give finite constants and an "
-                    "input_scale other than 0, as `solve` finds them."
+                    f"{type(self).__name__} of {self.name} needs finite constants and a nonzero "
+                    f"input_scale, as `solve` finds them, got {name} = {number:g}"
                 )
         self._floats = constants
         for name, number in constants.items():
@@ -262,7 +243,7 @@ class ShapedActivation(nn.Module):
         try:
             return super()._apply(fn, recurse)
         finally:
-            self._hold(self._floats, self.output_scale.device)
+            self._set_constants(self._floats, self.output_scale.device)
 
     def _load_from_state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, state_dict: Mapping[str, object], prefix: str, *rest: object
@@ -273,7 +254,7 @@ class ShapedActivation(nn.Module):
             stored = state_dict.get(prefix + name)
             if isinstance(stored, Tensor) and stored.numel() == 1 and not stored.is_meta:
                 loaded[name] = float(stored.item())
-        self._hold(self._floats | loaded, self.output_scale.device)
+        self._set_constants(self._floats | loaded, self.output_scale.device)
 
 
 def _widest(device: torch.device) -> torch.dtype:
@@ -319,9 +300,9 @@ class TReLU(ShapedActivation):
             return _two_slopes(x, a, scale, slope, True, x.detach())
         return F.leaky_relu(x, self._floats["negative_slope"]) * self._floats["output_scale"]
 
-    def _hold(self, constants: dict[str, float], device: torch.device) -> None:
+    def _set_constants(self, constants: dict[str, float], device: torch.device) -> None:
         slope, scale = constants["negative_slope"], constants["output_scale"]
-        super()._hold({"negative_slope": slope, "output_scale": scale}, device)
+        super()._set_constants({"negative_slope": slope, "output_scale": scale}, device)
         self._kernel = (_LIFT, scale, slope / _LIFT) if 0.5 <= scale <= 2.0 else None
 
 

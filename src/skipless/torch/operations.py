@@ -93,8 +93,11 @@ def called_module(node: fx.Node) -> tuple[str, str]:
 
 
 def origin(node: fx.Node) -> str:
-    """The module path of a node, with the user's line that called it."""
-    path, _ = called_module(node)
+    """The module path of a node, or "Linear 0" in a Sequential, with the user's line."""
+    path, call = called_module(node)
+    if path.replace(".", "").isdigit():
+        kind = str(node.meta["nn_module_stack"][call][1]).rpartition(".")[2]
+        path = f"{kind} {path}"
     where = list(_user_lines(node.meta.get("stack_trace") or ""))
     line = f" ({where[-1]})" if where else ""
     return f"{path or 'the model itself'}{line}"
