@@ -313,7 +313,7 @@ class ShapedActivation(keras.layers.Layer):
         if function is None and slope is not None and solution.is_rectifier:
             return TReLU(slope, solution.constants["output_scale"], name=name, dtype=dtype)
         phi = function or solution.base
-        return ShapedActivation(phi, **solution.constants, name=name, dtype=dtype)
+        return ShapedActivation(phi, *solution.constants.values(), name=name, dtype=dtype)
 
     @property
     def constants(self) -> dict[str, float]:
