@@ -64,7 +64,7 @@ def trained(name: str, lr: float, seed: int, epochs: int, data: Data) -> tuple[f
             schedule.step()
     seconds = time.perf_counter() - start
     whole = Batches(data.train, len(data.train), normalize=normalize_per_sample)
-    inputs, labels = next(whole.once())
+    inputs, labels = next(whole.in_order())
     with torch.no_grad():
         return F.cross_entropy(model(inputs), labels).item(), seconds
 

@@ -33,7 +33,7 @@ from skipless.tables import table
 from skipless.train.batches import Batches
 from skipless.train.data import Data, load_data
 from skipless.train.engine import Engine
-from skipless.train.process import joined
+from skipless.train.process import process_group
 from skipless.train.settings import Settings
 
 TURNS = {"resnet18": 60, "mlp:50": 400}
@@ -187,7 +187,7 @@ def beside_memory(files: Data, memory: Data) -> None:
 
 def main() -> None:
     with (
-        joined("cpu", threads=1),  # the other cores are for decoding
+        process_group("cpu", threads=1),  # the other cores are for decoding
         tempfile.TemporaryDirectory() as top,
     ):
         beside_hand("resnet18", load_data(f"synthetic:3x32x32:{CLASSES}"))

@@ -10,7 +10,7 @@ import pytest
 
 from html_pages import Reader, fetched
 from skipless.cli import main
-from skipless.record import RUN, Journal, write_run
+from skipless.record import RUN, MetricsFile, write_run
 from skipless.report.sections import Section
 from skipless.runs.configuration import Configuration
 
@@ -24,7 +24,7 @@ def runs(tmp_path: Path) -> Path:
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         write_run(folder, {"configuration": SHAPED.as_mapping(), "solution": {}})
-        journal = Journal(folder)
+        journal = MetricsFile(folder)
         for epoch in (1, 2):
             at = {"epoch": epoch, "loss": 1 / epoch, "seconds": 7.0 * epoch}
             journal.append("train", 10 * epoch, {**at, "accuracy": 0.25})

@@ -15,7 +15,7 @@ from skipless.train.settings import Settings
 
 @dataclass(frozen=True)
 class Toy:
-    """Noisy images of three classes, moved by `chances` as a crop would."""
+    """Noisy images of three classes, moved by `draws` as a crop would."""
 
     images: Tensor
     labels: Tensor
@@ -24,11 +24,11 @@ class Toy:
     def __len__(self) -> int:
         return len(self.images)
 
-    def load(self, indices: Sequence[int], chances: Tensor | None) -> tuple[Tensor, Tensor]:
+    def load(self, indices: Sequence[int], draws: Tensor | None) -> tuple[Tensor, Tensor]:
         rows = torch.as_tensor(indices)
         images = self.images[rows]
-        if chances is not None:
-            images = images + 0.1 * chances[:, :1, None, None]
+        if draws is not None:
+            images = images + 0.1 * draws[:, :1, None, None]
         return images, self.labels[rows]
 
 

@@ -56,7 +56,7 @@ def number(row: Mapping[str, Json], name: str) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-class Journal:
+class MetricsFile:
     """Writes the metrics of a run, one line at a time."""
 
     def __init__(self, folder: Path) -> None:

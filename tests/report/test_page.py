@@ -12,7 +12,7 @@ import pytest
 
 from browser import Browser, chromium
 from html_pages import CHARTS, CONTRAST, Reader, fetched
-from skipless.record import Journal, Record, write_run
+from skipless.record import MetricsFile, Record, write_run
 from skipless.report.comparison import (
     Comparison,
     Contestant,
@@ -32,7 +32,7 @@ LONG_NAMES = ("Vanilla, ReLU (EOC)", "Vanilla, TReLU (TAT)", "ResNet with BatchN
 def record(folder: Path, top1: float, losses: Sequence[float] = (2.3, 0.7, 0.25)) -> Record:
     folder.mkdir()
     write_run(folder, {})
-    journal = Journal(folder)
+    journal = MetricsFile(folder)
     for epoch, loss in enumerate(losses, 1):
         journal.append("train", 5 * epoch, {"epoch": epoch, "loss": loss, "accuracy": 0.875})
         value = top1 if epoch == len(losses) else 0.1 * epoch

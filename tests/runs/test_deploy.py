@@ -183,7 +183,7 @@ def test_the_mean_and_deviation_are_told_of_parts_of_data_and_of_image_files_too
     )
     assert whole == part
     assert "less the mean" in whole
-    split = ImageSplit(encoded=None, labels=np.zeros(1, np.int64))  # pyright: ignore
+    split = ImageSplit(source=None, labels=np.zeros(1, np.int64))  # pyright: ignore
     data = Data("imagefolder:x", 10, (3, 224, 224), split, split)
     told = replace(candidate("mlp:3", {"method": "eoc"}), data=data).preparation
     # 0.485, 0.456, 0.406 and 0.229, 0.224, 0.225, of bytes.

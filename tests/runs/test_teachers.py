@@ -78,7 +78,7 @@ def test_the_teacher_is_the_network_that_its_run_evaluated(
 ) -> None:
     parts = assembled(taught_by(teacher / place), Process())
     assert parts.teacher is not None
-    batches = Batches(parts.data.validation, 90, normalize=parts.normalize).once()
+    batches = Batches(parts.data.validation, 90, normalize=parts.normalize).in_order()
     found = evaluate(parts.teacher.network, batches, Process(), lambda net, x: net(x))
     record = Record.read(teacher)
     steps, wanted = record.series(kind, "loss")
@@ -270,7 +270,7 @@ def test_an_item_trains_the_teacher_of_its_runs_once_and_keeps_it(tmp_path: Path
     assert len(found.trials) == 2
     (own,) = (tmp_path / "teachers").iterdir()
     started = Record.read(own).run["started"]
-    saved = Checkpoints(own).newest()
+    saved = Checkpoints(own).load_newest()
     assert saved is not None
     for run in (tmp_path / "runs").iterdir():
         origin = Record.read(run).run["teacher"]

@@ -32,14 +32,14 @@ class Numbers:
     def labels(self) -> Tensor:
         return torch.arange(self.size)
 
-    def load(self, indices: Sequence[int], chances: Tensor | None) -> tuple[Tensor, Tensor]:
+    def load(self, indices: Sequence[int], draws: Tensor | None) -> tuple[Tensor, Tensor]:
         labels = torch.as_tensor(indices)
-        shown = torch.full((len(labels), 3), -1.0) if chances is None else chances
+        shown = torch.full((len(labels), 3), -1.0) if draws is None else draws
         return shown[:, :, None, None], labels
 
 
 def told(batches: Batches, epoch: int, first_step: int = 0) -> list[list[tuple[float, ...]]]:
-    """What each batch holds: index and chances of every sample."""
+    """What each batch holds: index and draws of every sample."""
     return [
         [(int(i), *c.flatten().tolist()) for i, c in zip(labels, images, strict=True)]
         for images, labels in batches.epoch(epoch, first_step)
@@ -82,8 +82,8 @@ def test_epochs_and_seeds_differ_in_order_and_in_chances_and_repeat_themselves()
         ]
         seen[seed, epoch] = samples
     orders = {tuple(s[0] for s in samples) for samples in seen.values()}
-    chances = {s[1:] for samples in seen.values() for s in samples}
-    assert (len(orders), len(chances)) == (4, 4 * 60)
+    draws = {s[1:] for samples in seen.values() for s in samples}
+    assert (len(orders), len(draws)) == (4, 4 * 60)
 
 
 def test_chances_are_uniform_and_do_not_follow_the_order() -> None:
@@ -100,7 +100,7 @@ def test_chances_are_uniform_and_do_not_follow_the_order() -> None:
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 def test_validation_has_every_sample_once_in_order_and_untouched(world: int) -> None:
     shares = [
-        list(Batches(Numbers(20), 4 * world, rank=rank, world=world).once())
+        list(Batches(Numbers(20), 4 * world, rank=rank, world=world).in_order())
         for rank in range(world)
     ]
     indices = [int(i) for share in shares for _, labels in share for i in labels]
@@ -111,7 +111,7 @@ def test_validation_has_every_sample_once_in_order_and_untouched(world: int) -> 
 
 
 def test_validation_takes_a_batch_larger_than_the_set() -> None:
-    assert [len(labels) for _, labels in Batches(Numbers(20), 64).once()] == [20]
+    assert [len(labels) for _, labels in Batches(Numbers(20), 64).in_order()] == [20]
 
 
 def test_every_batch_of_images_is_normalised() -> None:
@@ -121,7 +121,7 @@ def test_every_batch_of_images_is_normalised() -> None:
     ):
         assert torch.equal(doubled, images * 2)
         assert torch.equal(labels, same)
-    assert (next(twice.once())[0] == -2).all()
+    assert (next(twice.in_order())[0] == -2).all()
 
 
 def test_augmented_images_are_the_same_for_two_processes_as_for_one() -> None:
@@ -200,7 +200,7 @@ def test_workers_deliver_what_one_process_does_and_leave_the_random_numbers_alon
 def test_a_function_that_workers_cannot_get_is_refused(photos: Data) -> None:
     batches = Batches(photos.validation, 5, workers=1, normalize=lambda images: images)
     with pytest.raises(ValueError, match=r"cannot be sent to worker processes.*workers=0"):
-        next(batches.once())
+        next(batches.in_order())
 
 
 SCRIPT = """
@@ -213,7 +213,7 @@ if __name__ == "__mp_main__":  # in a worker that is only starting, which Ctrl-C
 if __name__ == "__main__":
     data = load_data("imagefolder:" + sys.argv[1], image_size=14)
     batches = Batches(data.validation, 1, workers=1)
-    iterator = batches.once()
+    iterator = batches.in_order()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     next(iterator)
     for number in (signal.SIGINT, signal.SIGTERM):  # as Ctrl-C, or a scheduler: to the whole group
@@ -226,7 +226,7 @@ if __name__ == "__main__":
     worker = batches._workers.loader._iterator._workers[0]
     os.kill(worker.pid, signal.SIGKILL)
     try:
-        list(batches.once())
+        list(batches.in_order())
     except OSError as error:
         print(error)
 """
@@ -238,7 +238,7 @@ def test_workers_outlive_signals_to_all_and_their_death_is_told_in_one_line(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    folder = Path(photos.validation.encoded.name(0)).parents[2]  # pyright: ignore
+    folder = Path(photos.validation.source.name(0)).parents[2]  # pyright: ignore
     done = subprocess.run(
         [sys.executable, script, folder],
         capture_output=True,
@@ -262,7 +262,7 @@ from skipless.train.data import load_data
 if __name__ == "__main__":
     data = load_data("imagefolder:" + sys.argv[1], image_size=14)
     batches = Batches(data.validation, 1, workers=1)
-    next(batches.once())
+    next(batches.in_order())
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -271,7 +271,7 @@ if __name__ == "__main__":
 def test_workers_end_with_a_run_that_is_killed(photos: Data, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(ORPHANED)
-    folder = Path(photos.validation.encoded.name(0)).parents[2]  # pyright: ignore
+    folder = Path(photos.validation.source.name(0)).parents[2]  # pyright: ignore
     # The pipe ends when nobody holds it any more, neither the worker nor who forked it; else the
     # time runs out.
     done = subprocess.run(

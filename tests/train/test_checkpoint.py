@@ -37,14 +37,14 @@ def assert_equal(found: Checkpoint | None, wanted: Checkpoint) -> None:
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     Checkpoints(tmp_path).save(checkpoint(7))
-    assert_equal(Checkpoints(tmp_path).newest(), checkpoint(7))
+    assert_equal(Checkpoints(tmp_path).load_newest(), checkpoint(7))
 
 
 def test_weights_that_share_memory_are_written_too(tmp_path: Path) -> None:
     shared = torch.arange(6.0)
     tied: dict[str, Tensor] = {"a": shared, "b": shared, "c": shared[:3]}
     Checkpoints(tmp_path).save(Checkpoint(1, tied, {}))
-    found = Checkpoints(tmp_path).newest()
+    found = Checkpoints(tmp_path).load_newest()
     assert found is not None
     assert all(torch.equal(found.weights[name], tied[name]) for name in tied)
 
@@ -52,7 +52,7 @@ def test_weights_that_share_memory_are_written_too(tmp_path: Path) -> None:
 def test_the_moving_average_is_kept_beside_the_weights(tmp_path: Path) -> None:
     average = {"w": torch.tensor([0.5, 0.25])}
     Checkpoints(tmp_path).save(Checkpoint(1, {"w": torch.ones(2)}, {}, average))
-    found = Checkpoints(tmp_path).newest()
+    found = Checkpoints(tmp_path).load_newest()
     assert found is not None
     assert found.average is not None
     assert torch.equal(found.average["w"], average["w"])
@@ -82,7 +82,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
         content[len(content) // 2] ^= 0x10
         file.write_bytes(content)
     with pytest.warns(DamagedCheckpointWarning, match="step-00000002 is damaged"):
-        found = checkpoints.newest()
+        found = checkpoints.load_newest()
     assert_equal(found, checkpoint(1))
 
 
@@ -95,7 +95,7 @@ def test_no_bit_of_a_manifest_can_flip_unseen(tmp_path: Path) -> None:
         path.write_bytes(content)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DamagedCheckpointWarning)
-            found = Checkpoints(tmp_path).newest()
+            found = Checkpoints(tmp_path).load_newest()
         if found is not None:  # a blank that became another blank, say
             assert_equal(found, checkpoint(3))
 
@@ -103,7 +103,7 @@ def test_no_bit_of_a_manifest_can_flip_unseen(tmp_path: Path) -> None:
 def test_a_checkpoint_under_the_name_of_another_is_damaged(tmp_path: Path) -> None:
     Checkpoints(tmp_path).save(checkpoint(3)).rename(tmp_path / "checkpoints" / "step-00000005")
     with pytest.warns(DamagedCheckpointWarning, match="that of step 3"):
-        assert Checkpoints(tmp_path).newest() is None
+        assert Checkpoints(tmp_path).load_newest() is None
 
 
 @pytest.mark.parametrize("keep", [1, 2])
@@ -111,11 +111,11 @@ def test_a_damaged_checkpoint_does_not_outlive_newer_whole_ones(tmp_path: Path, 
     (Checkpoints(tmp_path).save(checkpoint(12)) / "state.pt").write_bytes(b"")
     checkpoints = Checkpoints(tmp_path, keep)
     with pytest.warns(DamagedCheckpointWarning):
-        assert checkpoints.newest() is None
-    assert checkpoints.last() == "none"
+        assert checkpoints.load_newest() is None
+    assert checkpoints.describe_newest() == "none"
     checkpoints.save(checkpoint(9))
     checkpoints.save(checkpoint(10))
-    assert_equal(Checkpoints(tmp_path).newest(), checkpoint(10))
+    assert_equal(Checkpoints(tmp_path).load_newest(), checkpoint(10))
     assert len(Checkpoints(tmp_path).paths()) == keep
 
 
@@ -137,13 +137,13 @@ def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(checkpoint(99_999_999))
     checkpoints.save(checkpoint(100_000_000))
-    assert_equal(checkpoints.newest(), checkpoint(100_000_000))
+    assert_equal(checkpoints.load_newest(), checkpoint(100_000_000))
 
 
 def test_where_all_are_damaged_there_is_none(tmp_path: Path) -> None:
     (Checkpoints(tmp_path).save(checkpoint(1)) / "state.pt").write_bytes(b"")
     with pytest.warns(DamagedCheckpointWarning):
-        assert Checkpoints(tmp_path).newest() is None
+        assert Checkpoints(tmp_path).load_newest() is None
 
 
 def test_what_was_being_written_when_the_process_died_is_no_checkpoint(tmp_path: Path) -> None:
@@ -151,9 +151,9 @@ def test_what_was_being_written_when_the_process_died_is_no_checkpoint(tmp_path:
     checkpoints.save(checkpoint(1)).with_name("step-00000002.partial").mkdir()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert_equal(checkpoints.newest(), checkpoint(1))
+        assert_equal(checkpoints.load_newest(), checkpoint(1))
     checkpoints.save(checkpoint(3))
-    assert_equal(checkpoints.newest(), checkpoint(3))
+    assert_equal(checkpoints.load_newest(), checkpoint(3))
     assert not list((tmp_path / "checkpoints").glob("*.partial"))
 
 
@@ -183,6 +183,6 @@ def test_where_there_is_no_room_the_last_checkpoint_stays_and_is_named(tmp_path:
     assert "File too large" in result.stdout
     assert "step-00000001" in result.stdout
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
-    found = Checkpoints(tmp_path).newest()
+    found = Checkpoints(tmp_path).load_newest()
     assert found is not None
     assert found.step == 1

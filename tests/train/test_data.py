@@ -17,7 +17,7 @@ from skipless.train.arrays import (
     Augmentation,
     _splits,
     channel_statistics,
-    shifted_and_flipped,
+    shift_and_flip,
 )
 from skipless.train.data import data_names, load_data
 
@@ -27,10 +27,10 @@ def pixels(*shape: int) -> Tensor:
     return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
 
-def one_by_one(images: Tensor, chances: Tensor, pad: int, flip: bool) -> np.ndarray:
+def one_by_one(images: Tensor, draws: Tensor, pad: int, flip: bool) -> np.ndarray:
     """Crops and mirrors by numpy, an image and a choice at a time."""
     done = []
-    for image, (row, column, mirror) in zip(images.numpy(), chances.tolist(), strict=True):
+    for image, (row, column, mirror) in zip(images.numpy(), draws.tolist(), strict=True):
         padded = np.pad(image, ((0, 0), (pad, pad), (pad, pad)))
         top, left = int(row * (2 * pad + 1)), int(column * (2 * pad + 1))
         window = padded[:, top : top + image.shape[1], left : left + image.shape[2]]
@@ -42,17 +42,17 @@ def one_by_one(images: Tensor, chances: Tensor, pad: int, flip: bool) -> np.ndar
 @pytest.mark.parametrize("pad", [0, 1, 4])
 def test_a_batch_is_cropped_and_mirrored_as_its_images_are_one_by_one(pad: int, flip: bool) -> None:
     images = pixels(200, 3, 9, 7)
-    chances = torch.rand(200, 3, generator=torch.Generator().manual_seed(1))
-    ours = shifted_and_flipped(images, chances, pad, flip)
-    assert np.array_equal(ours.numpy(), one_by_one(images, chances, pad, flip))
+    draws = torch.rand(200, 3, generator=torch.Generator().manual_seed(1))
+    ours = shift_and_flip(images, draws, pad, flip)
+    assert np.array_equal(ours.numpy(), one_by_one(images, draws, pad, flip))
 
 
 def test_chances_at_their_limits_stay_within_the_image() -> None:
     images = pixels(2, 1, 5, 5)
     largest = torch.tensor(1.0).nextafter(torch.tensor(0.0)).item()
-    chances = torch.tensor([[0.0, 0.0, 0.0], [largest, largest, largest]])
-    ours = shifted_and_flipped(images, chances, 4, True)
-    assert np.array_equal(ours.numpy(), one_by_one(images, chances, 4, True))
+    draws = torch.tensor([[0.0, 0.0, 0.0], [largest, largest, largest]])
+    ours = shift_and_flip(images, draws, 4, True)
+    assert np.array_equal(ours.numpy(), one_by_one(images, draws, 4, True))
 
 
 def test_statistics_are_those_of_numpy_over_more_images_than_one_piece() -> None:
@@ -140,12 +140,12 @@ def test_smaller_images_are_shifted_by_less() -> None:
 
 
 def test_digits_are_augmented_only_on_demand_and_never_mirrored() -> None:
-    chances = torch.tensor([[0.5, 0.5, 0.0]])  # in the middle, and mirrored if that were done
+    draws = torch.tensor([[0.5, 0.5, 0.0]])  # in the middle, and mirrored if that were done
     shifted = torch.tensor([[0.0, 0.5, 0.0]])
     usual, augmented = load_data("digits").train, load_data("digits", augment=True).train
     plain = usual.load([5], None)[0]
     assert torch.equal(usual.load([5], shifted)[0], plain)
-    assert torch.equal(augmented.load([5], chances)[0], plain)
+    assert torch.equal(augmented.load([5], draws)[0], plain)
     assert torch.equal(augmented.load([5], shifted)[0][..., 1:, :], plain[..., :-1, :])
 
 

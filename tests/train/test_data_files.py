@@ -134,12 +134,12 @@ def test_a_folder_that_is_given_comes_first_then_the_variable_then_the_cache(
 
 def test_training_images_of_cifar_are_augmented_unless_that_is_switched_off(tmp_path: Path) -> None:
     write_binary(tmp_path / "there", cifar_batches())
-    chances = torch.tensor([[0.5, 0.5, 0.1]])
+    draws = torch.tensor([[0.5, 0.5, 0.1]])
     for augment in (None, True, False):
         data = load_data("cifar10", folder=tmp_path / "there", augment=augment)
-        plain, free = (data.train.load([3], c)[0] for c in (None, chances))
+        plain, free = (data.train.load([3], c)[0] for c in (None, draws))
         assert torch.equal(free, plain if augment is False else plain.flip(3))
-        assert torch.equal(*(data.validation.load([3], c)[0] for c in (None, chances)))
+        assert torch.equal(*(data.validation.load([3], c)[0] for c in (None, draws)))
 
 
 @pytest.mark.parametrize("ending", ["-ubyte.gz", "-ubyte"])

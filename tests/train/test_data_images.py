@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def step_by_step(content: bytes, size: int, chances: list[float] | None) -> np.ndarray:
+def step_by_step(content: bytes, size: int, draws: list[float] | None) -> np.ndarray:
     """The whole image scaled, then cut, then mirrored: 256 for the shorter side if size is 224."""
     image = Image.open(io.BytesIO(content)).convert("RGB")
     shorter = round(size * 256 / 224)
@@ -62,12 +62,12 @@ def step_by_step(content: bytes, size: int, chances: list[float] | None) -> np.n
     else:
         scaled = image.resize((shorter * image.width // image.height, shorter), 2)
     rows, columns = scaled.height - size, scaled.width - size
-    if chances is None:
+    if draws is None:
         top, left = rows // 2, columns // 2
     else:
-        top, left = int(chances[0] * (rows + 1)), int(chances[1] * (columns + 1))
+        top, left = int(draws[0] * (rows + 1)), int(draws[1] * (columns + 1))
     window = np.asarray(scaled.crop((left, top, left + size, top + size)))
-    if chances is not None and chances[2] < 0.5:
+    if draws is not None and draws[2] < 0.5:
         window = window[:, ::-1]
     return window
 
@@ -81,13 +81,13 @@ def grey_levels(images: torch.Tensor) -> np.ndarray:
 def test_windows_are_those_of_the_whole_image_scaled_and_then_cut(folder: Path, size: int) -> None:
     data = load_data(f"imagefolder:{folder}", image_size=size)
     assert (data.num_classes, data.shape) == (2, (3, size, size))
-    chances = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
-    chances[:, 2] = torch.tensor([0.1, 0.9, 0.6, 0.4])
+    draws = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
+    draws[:, 2] = torch.tensor([0.1, 0.9, 0.6, 0.4])
     for split, names, free in (
-        (data.train, TRAIN, chances),
+        (data.train, TRAIN, draws),
         (data.train, TRAIN, None),
         (data.validation, VALIDATION, None),
-        (data.validation, VALIDATION, chances[:2]),
+        (data.validation, VALIDATION, draws[:2]),
     ):
         images, _ = split.load(range(len(names)), free)
         assert images.dtype == torch.float32
@@ -183,11 +183,9 @@ def write_parquet(folder: Path, files: dict[str, list[tuple[str, int]]]) -> None
 def assert_same(ours: Data, theirs: Data) -> None:
     assert (ours.num_classes, ours.shape) == (theirs.num_classes, theirs.shape)
     for split, other in ((ours.train, theirs.train), (ours.validation, theirs.validation)):
-        chances = torch.rand(len(other), 3, generator=torch.Generator().manual_seed(0))
+        draws = torch.rand(len(other), 3, generator=torch.Generator().manual_seed(0))
         indices = range(len(other))
-        for part, truth in zip(
-            split.load(indices, chances), other.load(indices, chances), strict=True
-        ):
+        for part, truth in zip(split.load(indices, draws), other.load(indices, draws), strict=True):
             assert torch.equal(part, truth)
 
 

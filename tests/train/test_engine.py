@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from skipless.record import Journal, Json, Record, number
+from skipless.record import Json, MetricsFile, Record, number
 from skipless.train.batches import Batches
 from skipless.train.checkpoint import Checkpoints, DamagedCheckpointWarning
 from skipless.train.engine import DivergedError, Engine, Window, evaluate
@@ -200,7 +200,9 @@ def test_evaluation_counts_every_sample_once() -> None:
     labels = data.validation.load(range(17), None)[1]
     order = logits.argsort(dim=1, descending=True)
     ranks = [order[i].tolist().index(int(labels[i])) for i in range(17)]
-    found = evaluate(model, Batches(data.validation, 4).once(), Process(), lambda net, x: net(x))
+    found = evaluate(
+        model, Batches(data.validation, 4).in_order(), Process(), lambda net, x: net(x)
+    )
     assert found is not None
     assert found["top1"] == sum(rank < 1 for rank in ranks) / 17
     assert found["top5"] == sum(rank < 5 for rank in ranks) / 17
@@ -235,9 +237,9 @@ def test_a_run_that_is_asked_to_stop_goes_on_as_if_nothing_had_happened(
 
 def test_a_stop_during_an_evaluation_leaves_it_for_later(tmp_path: Path) -> None:
     class Stopping(Toy):
-        def load(self, indices: Sequence[int], chances: Tensor | None) -> tuple[Tensor, Tensor]:
+        def load(self, indices: Sequence[int], draws: Tensor | None) -> tuple[Tensor, Tensor]:
             os.kill(os.getpid(), signal.SIGTERM)
-            return super().load(indices, chances)
+            return super().load(indices, draws)
 
     whole, folder = run_folder(tmp_path / "whole"), run_folder(tmp_path / "run")
     toy_engine(PLAIN).run(whole)
@@ -288,14 +290,14 @@ def test_a_journal_that_cannot_be_written_says_what_is_safe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run_folder(tmp_path / "run")
-    append = Journal.append
+    append = MetricsFile.append
 
-    def full(journal: Journal, kind: str, step: int, values: dict[str, Json]) -> None:
+    def full(journal: MetricsFile, kind: str, step: int, values: dict[str, Json]) -> None:
         if step == 6:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append(journal, kind, step, values)
 
-    monkeypatch.setattr(Journal, "append", full)
+    monkeypatch.setattr(MetricsFile, "append", full)
     with pytest.raises(OSError, match=r"No space left on device.*step-00000004.*--resume"):
         toy_engine(PLAIN).run(folder)
     monkeypatch.undo()
@@ -318,8 +320,8 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path: Pat
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_what_to_know(tmp_path: Path) -> None:
     class Spoiled(Toy):
-        def load(self, indices: Sequence[int], chances: Tensor | None) -> tuple[Tensor, Tensor]:
-            images, labels = super().load(indices, chances)
+        def load(self, indices: Sequence[int], draws: Tensor | None) -> tuple[Tensor, Tensor]:
+            images, labels = super().load(indices, draws)
             return torch.where(
                 torch.as_tensor(indices)[:, None, None, None] == 11, math.nan, images
             ), labels

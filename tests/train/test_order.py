@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from skipless.train.batches import Batches, number_of_batches
+from skipless.train.batches import Batches, count_batches
 from skipless.train.data import load_data
 
 
@@ -30,7 +30,7 @@ class Classes:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def load(self, indices: Sequence[int], chances: Tensor | None) -> tuple[Tensor, Tensor]:
+    def load(self, indices: Sequence[int], draws: Tensor | None) -> tuple[Tensor, Tensor]:
         chosen = torch.as_tensor(indices)
         return chosen[:, None, None, None].float(), self.labels[chosen]
 
@@ -72,7 +72,7 @@ def test_there_are_as_many_batches_as_can_be(classes: int) -> None:
     for pieces in itertools.combinations_with_replacement(range(1, 6), 4):
         wanted = most_batches(pieces, classes)
         counts = [2 * own + 1 for own in pieces]  # of pieces of 2, with a sample to spare
-        assert number_of_batches(counts, 2 * classes, classes) == wanted
+        assert count_batches(counts, 2 * classes, classes) == wanted
     # The last of them is the most uneven one: all of its batches can be made.
     assert len(told(Batches(Classes([2, 2, 2, 11]), 4, classes_per_batch=2), 0)) == 3
 

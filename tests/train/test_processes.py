@@ -144,13 +144,13 @@ def test_two_processes_evaluate_the_network_that_they_save(tmp_path: Path) -> No
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert errors.count("note: BatchNorm takes its statistics over each of the 2 processes") == 1
-    record, saved = Record.read(folder), Checkpoints(folder).newest()
+    record, saved = Record.read(folder), Checkpoints(folder).load_newest()
     given = record.run["configuration"]
     assert isinstance(given, dict)
     parts = assembled(Configuration.of(given), Process())
     assert saved is not None
     parts.model.load_state_dict(saved.weights)
-    batches = Batches(parts.data.validation, 90, normalize=parts.normalize).once()
+    batches = Batches(parts.data.validation, 90, normalize=parts.normalize).in_order()
     found = evaluate(parts.model, batches, Process(), lambda network, images: network(images))
     assert found is not None
     assert record.series("validation", "loss")[1] == [pytest.approx(found["loss"], rel=1e-5)]

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from skipless.train.checkpoint import random_state, restore_random_state
-from skipless.train.memory import estimated_memory
-from skipless.train.process import cores, joined
+from skipless.train.memory import estimate_memory
+from skipless.train.process import cores, process_group
 from skipless.train.settings import Settings
 
 CPU = torch.device("cpu")
@@ -32,10 +32,10 @@ def test_every_generator_goes_on_from_where_it_was() -> None:
 
 def test_settings_of_torch_are_as_asked_and_then_as_before() -> None:
     tiny, threads = torch.tensor(1e-40), torch.get_num_threads()
-    with joined("cpu", threads=2) as process:
+    with process_group("cpu", threads=2) as process:
         assert torch.get_num_threads() == 2
         assert (tiny * 1.0).item() == 0.0  # denormals are flushed
-        assert (process.rank, process.world, process.leads) == (0, 1, True)
+        assert (process.rank, process.world, process.is_main) == (0, 1, True)
     assert torch.get_num_threads() == threads
     assert (tiny * 1.0).item() > 0.0
 
@@ -49,7 +49,7 @@ def test_the_quickest_device_is_taken(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in there)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.mps, "is_available", lambda: "mps" in there)
-    with joined("auto") as process:
+    with process_group("auto") as process:
         assert process.device.type == chosen
 
 
@@ -64,7 +64,7 @@ def net() -> nn.Sequential:
 def memory(settings: Settings, momentum: float = 0.9) -> tuple[int, int, int, int]:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=momentum)
-    found = estimated_memory(model, optimizer, torch.zeros(4, 10), settings)
+    found = estimate_memory(model, optimizer, torch.zeros(4, 10), settings)
     kept = found.weights + found.gradients + found.optimizer + found.activations
     # Going back, there are at most the gradients of what tanh returned, and of the input.
     part = settings.batch_size // settings.accumulate

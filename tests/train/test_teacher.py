@@ -15,7 +15,7 @@ from skipless.record import Record
 from skipless.train.batches import Batches
 from skipless.train.data import Data
 from skipless.train.engine import Engine
-from skipless.train.memory import estimated_memory
+from skipless.train.memory import estimate_memory
 from skipless.train.settings import Settings
 from skipless.train.teacher import Teacher, soft_label_loss
 from toy_training import Toy, run_folder, toy_data, toy_model
@@ -167,9 +167,9 @@ def test_memory_counts_the_teachers_weights_and_its_largest_layer() -> None:
     model = toy_model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     images = torch.randn(4, 2, 4, 4)
-    found = estimated_memory(model, optimizer, images, PLAIN, trained_network())
+    found = estimate_memory(model, optimizer, images, PLAIN, trained_network())
     weights = 2 * 5 * 9 + 5 + 5 + 5 + 20 * 7 + 7 + 5 + 5  # of floats; BatchNorm also counts steps
     # Conv2d reads 2 x 4 x 4 and writes 5 x 2 x 2, more than any layer behind it.
     assert found.teacher == 4 * weights + 8 + 12 * 4 * (32 + 20)
-    alone = estimated_memory(toy_model(), optimizer, images, PLAIN)
+    alone = estimate_memory(toy_model(), optimizer, images, PLAIN)
     assert found.total - alone.total == found.teacher

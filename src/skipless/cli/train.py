@@ -199,7 +199,7 @@ def data(
       skipless data cifar10 --folder /data/cifar10 --verify
     """  # noqa: D301
     try:
-        from skipless.train.fetch import fetched, overview, verified
+        from skipless.train.fetch import fetch_data, overview, verify_data
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError(
             f"data needs {missing.name}, which is not installed: pip install 'skipless[train]'"
@@ -209,9 +209,9 @@ def data(
     if name is None:
         click.echo(table(["data", "where"], overview()))
     elif only_verify:
-        click.echo(verified(name, folder))
+        click.echo(verify_data(name, folder))
     else:
-        click.echo(fetched(name, folder, source, _report))
+        click.echo(fetch_data(name, folder, source, _report))
 
 
 def _report(line: str) -> None:

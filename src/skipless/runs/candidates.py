@@ -25,11 +25,11 @@ from skipless.train.checkpoint import (
     AVERAGE,
     MODEL,
     TrainedWeights,
-    expanded,
-    run_and_checkpoint,
-    trained_weights,
+    expand_home,
+    find_checkpoint,
+    load_weights,
 )
-from skipless.train.data import Data, Part, load_data
+from skipless.train.data import Data, Subset, load_data
 from skipless.train.images import ImageSplit
 
 from .configuration import NETWORK, Configuration, flag
@@ -138,7 +138,7 @@ class Candidate:
         if self.data is None:
             return "as they were prepared in training"
         split = self.data.train
-        split = split.whole if isinstance(split, Part) else split
+        split = split.whole if isinstance(split, Subset) else split
         if isinstance(split, ArraySplit | ImageSplit):
             listed = lambda t: ", ".join(f"{v:.6g}" for v in t.tolist())
             first = (
@@ -168,7 +168,7 @@ def candidate(
     `shape`, that of a sample, is for a network without data, and `average` asks for the moving
     average of a run's weights.
     """
-    path = expanded(what)
+    path = expand_home(what)
     if average and not path.exists():
         raise ValueError(f"--average was given, but {what} is no run. Leave it out.")
     if _is_name(what) and not (path / RUN).is_file():
@@ -261,7 +261,7 @@ def _of_run(
     what: str, given: Mapping[str, object], shape: Shape | None, average: bool
 ) -> Candidate:
     try:
-        run, checkpoint = run_and_checkpoint(what)
+        run, checkpoint = find_checkpoint(what)
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"{error} {_OR_A_NETWORK}") from None
     weights, averaged = _weights(what, checkpoint, average)
@@ -367,7 +367,7 @@ def _weights(what: str, checkpoint: Path, average: bool) -> tuple[TrainedWeights
             f"The moving average of {what} was asked for, but the run has none. Leave --average "
             "out, or train with --average 0.999."
         )
-    return trained_weights(checkpoint), averaged
+    return load_weights(checkpoint), averaged
 
 
 def _demanded_data(

@@ -42,7 +42,7 @@ from tqdm import tqdm
 from skipless.record import METRICS, RUN, Record, write_atomically
 from skipless.train.checkpoint import FOLDER as CHECKPOINTS
 from skipless.train.engine import DivergedError
-from skipless.train.process import cores, end_with_parent, joined
+from skipless.train.process import cores, exit_with_parent, process_group
 
 from .configuration import CHANGEABLE, Configuration
 from .outcome import Outcome, outcome_of
@@ -65,7 +65,7 @@ def leads() -> bool:
 
 def connected() -> AbstractContextManager[object]:
     """All processes are connected, for `told` and for every run."""
-    return joined() if several() else nullcontext()
+    return process_group() if several() else nullcontext()
 
 
 def told(message: Message) -> Message:
@@ -178,7 +178,7 @@ def trained(
     # Spawned, because threads of PyTorch do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
-        processes or cores(), mp_context=context, initializer=end_with_parent
+        processes or cores(), mp_context=context, initializer=exit_with_parent
     ) as pool:
         running = {
             name: pool.submit(came_to_its_end, configuration, folder / name)
@@ -417,7 +417,7 @@ def _stop(processes: Sequence[SpawnProcess]) -> None:
 
 def _process(search: _Search, number: int, workers: int, sender: Connection) -> None:
     """The whole life of a worker."""
-    end_with_parent()
+    exit_with_parent()
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # a Ctrl-C for the first process does not reach us
     # As torchrun tells it: which GPU is ours, and how many share the cores.

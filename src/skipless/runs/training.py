@@ -31,13 +31,13 @@ from skipless.record import RUN, Json, Record, write_run
 from skipless.tables import table
 from skipless.torch import normalize_per_location, normalize_per_sample
 from skipless.train.batches import Batches
-from skipless.train.checkpoint import run_and_checkpoint, trained_weights
+from skipless.train.checkpoint import find_checkpoint, load_weights
 from skipless.train.data import Data, load_data
-from skipless.train.engine import Ending, Engine
+from skipless.train.engine import Engine, RunStatus
 from skipless.train.journal import provenance
-from skipless.train.memory import Memory, estimated_memory
-from skipless.train.process import Process, cores, joined
-from skipless.train.settings import USUAL_MARKS, Settings
+from skipless.train.memory import TrainingMemory, estimate_memory
+from skipless.train.process import Process, cores, process_group
+from skipless.train.settings import DEFAULT_MARKS, Settings
 from skipless.train.teacher import Teacher
 
 from .configuration import Configuration, flag, method_of, options
@@ -96,19 +96,19 @@ def teacher_of(
         _demand_unused(given)
         return None
     try:
-        run, checkpoint = run_and_checkpoint(given.teacher)
+        run, checkpoint = find_checkpoint(given.teacher)
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"--teacher: {error}") from None
     record = Record.read(run)
     own = stored_configuration(record)
     _demand_fitting(given, own, record, data)
-    weights = trained_weights(checkpoint)
+    weights = load_weights(checkpoint)
     try:
         model = network(own, data.shape, data.num_classes)
         model.load_state_dict(weights.tensors)
     except (RuntimeError, ValueError) as error:
         raise ValueError(_unfit(checkpoint, run, error)) from None
-    if own.data != given.data and process.leads:
+    if own.data != given.data and process.is_main:
         warnings.warn(
             f"the teacher in {run} was trained on {own.data}, and is asked about {given.data}: "
             "see to it that the classes are the same, in the same order.",
@@ -272,12 +272,12 @@ def _channels_last(given: Configuration, model: nn.Module, process: Process) -> 
 
 def train(
     configuration: Configuration, output: Path, *, resume: bool = False, progress: bool = True
-) -> tuple[Ending, Record | None]:
+) -> tuple[RunStatus, Record | None]:
     """How far the run came, and its record; under `torchrun`, the first process has the record.
 
     With `resume`, the run in `output` goes on from its newest checkpoint.
     """
-    with joined(configuration.device, configuration.threads) as process:
+    with process_group(configuration.device, configuration.threads) as process:
         _demand_place(output, process, resume)
         parts = assembled(configuration, process)
         if resume:
@@ -291,22 +291,20 @@ def train(
             parts.normalize,
             parts.teacher,
         )
-        if process.leads:
+        if process.is_main:
             _write_description(output, _described(configuration, parts, process, output))
         ending = engine.run(output, resume=resume, progress=progress)
-        return ending, Record.read(output) if process.leads else None
+        return ending, Record.read(output) if process.is_main else None
 
 
-def rehearsed(configuration: Configuration) -> tuple[Assembly, Memory]:
+def rehearsed(configuration: Configuration) -> tuple[Assembly, TrainingMemory]:
     """The parts of a run, and the memory that one process of it will take, from one small step."""
-    with joined("cpu", configuration.threads):
+    with process_group("cpu", configuration.threads):
         parts = assembled(configuration, Process())
         images, _ = parts.data.train.load(range(4), None)
         images = images if parts.normalize is None else parts.normalize(images)
         teacher = None if parts.teacher is None else parts.teacher.network
-        return parts, estimated_memory(
-            parts.model, parts.optimizer, images, parts.settings, teacher
-        )
+        return parts, estimate_memory(parts.model, parts.optimizer, images, parts.settings, teacher)
 
 
 def method_in(configuration: Configuration) -> Method | None:
@@ -358,7 +356,7 @@ def _settings(given: Configuration, data: Data, channels_last: bool) -> Settings
 def _marks(given: Configuration) -> tuple[float, ...]:
     """Where the rate falls, from a text such as "75/200,0.75"."""
     if given.marks is None:
-        return USUAL_MARKS
+        return DEFAULT_MARKS
     if given.schedule != "step":
         raise ValueError(
             f"--marks {given.marks} was given, but the schedule is {given.schedule}. Leave it out, "
@@ -389,9 +387,9 @@ def normalization(given: Configuration) -> Callable[[Tensor], Tensor] | None:
 
 
 def _demand_place(output: Path, process: Process, resume: bool) -> None:
-    taken = process.leads and (output / RUN).exists() and not resume
-    blocked = process.leads and output.exists() and not output.is_dir()
-    taken, blocked = process.any_of([taken, blocked])
+    taken = process.is_main and (output / RUN).exists() and not resume
+    blocked = process.is_main and output.exists() and not output.is_dir()
+    taken, blocked = process.any_rank([taken, blocked])
     if taken:
         raise FileExistsError(
             f"There is a run in {output} already. Go on with it: --resume --output {output}; or "
@@ -441,7 +439,7 @@ def _described(
 _COSINES = (-1.0, 0.0, 0.5, 0.9)
 
 
-def told(configuration: Configuration, parts: Assembly, memory: Memory) -> str:
+def told(configuration: Configuration, parts: Assembly, memory: TrainingMemory) -> str:
     """The resolved configuration, the network, its C map and the memory, as text."""
     settings = {**configuration.as_mapping(), "channels_last": parts.settings.channels_last}
     settings["workers"] = parts.settings.workers
@@ -477,7 +475,7 @@ def _kernel(parts: Assembly) -> str:
     return f"{head}\n\n{table(['predicted', 'value'], rows)}"
 
 
-def _memory(memory: Memory) -> str:
+def _memory(memory: TrainingMemory) -> str:
     parts = {
         "weights": memory.weights,
         "gradients": memory.gradients,

@@ -48,58 +48,58 @@ class ArraySplit:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def load(self, indices: Sequence[int], chances: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Standardised images, augmented as `chances` say, and their labels."""
+    def load(self, indices: Sequence[int], draws: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Standardised images, augmented as `draws` say, and their labels."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         images = self.images[chosen]
-        if chances is not None and (self.pad or self.flip):
-            images = shifted_and_flipped(images, chances, self.pad, self.flip)
-        return standardised(images, self.mean, self.std), self.labels[chosen]
+        if draws is not None and (self.pad or self.flip):
+            images = shift_and_flip(images, draws, self.pad, self.flip)
+        return standardize(images, self.mean, self.std), self.labels[chosen]
 
 
-def shifted_and_flipped(images: Tensor, chances: Tensor, pad: int, flip: bool) -> Tensor:
+def shift_and_flip(images: Tensor, draws: Tensor, pad: int, flip: bool) -> Tensor:
     """Windows of `images` padded by `pad` zeros on every side, of the images' own size.
 
-    The columns of `chances` place the window's first row and column, and decide on the mirror.
+    The columns of `draws` place the window's first row and column, and decide on the mirror.
 
     >>> image = torch.tensor([[[[1, 2], [3, 4]]]])
-    >>> shifted_and_flipped(image, torch.tensor([[0.5, 0.5, 0.0]]), pad=1, flip=True).tolist()
+    >>> shift_and_flip(image, torch.tensor([[0.5, 0.5, 0.0]]), pad=1, flip=True).tolist()
     [[[[2, 1], [4, 3]]]]
-    >>> shifted_and_flipped(image, torch.tensor([[0.0, 0.0, 0.9]]), pad=1, flip=True).tolist()
+    >>> shift_and_flip(image, torch.tensor([[0.0, 0.0, 0.9]]), pad=1, flip=True).tolist()
     [[[[0, 0], [0, 1]]]]
     """
     n, channels, height, width = images.shape
-    top, left = window(chances[:, :2], 2 * pad).unbind(1)
+    top, left = crop_offset(draws[:, :2], 2 * pad).unbind(1)
     rows = top[:, None] + torch.arange(height)
     columns = left[:, None] + torch.arange(width)
     if flip:
-        columns = torch.where(mirrored(chances)[:, None], columns.flip(1), columns)
+        columns = torch.where(is_flipped(draws)[:, None], columns.flip(1), columns)
     padded_width = width + 2 * pad
     places = (rows[:, :, None] * padded_width + columns[:, None, :]).view(n, 1, height * width)
     padded = F.pad(images, (pad, pad, pad, pad)).flatten(2)
     return padded.gather(2, places.expand(n, channels, -1)).view_as(images)
 
 
-def window(chances: Tensor, room: int | Tensor) -> Tensor:
+def crop_offset(draws: Tensor, room: int | Tensor) -> Tensor:
     """Whole numbers from 0 to `room`, all of them equally likely, from uniform ones in [0, 1)."""
     # In double precision the product of a float32 below 1 stays below room + 1.
-    return (chances.double() * (room + 1)).long()
+    return (draws.double() * (room + 1)).long()
 
 
-def mirrored(chances: Tensor) -> Tensor:
+def is_flipped(draws: Tensor) -> Tensor:
     """Which images are mirrored: half of them."""
-    return chances[..., 2] < 0.5
+    return draws[..., 2] < 0.5
 
 
-def standardised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+def standardize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Float32 images less `mean`, over `std`, channel by channel."""
     return images.float().sub_(mean[:, None, None]).div_(std[:, None, None])
 
 
-def shrunk(images: Tensor, size: int) -> Tensor:
+def downscale(images: Tensor, size: int) -> Tensor:
     """Square images of bytes brought to `size` pixels a side, each the mean of a square of theirs.
 
-    >>> shrunk(torch.tensor([[[[1, 3], [5, 7]]]], dtype=torch.uint8), 1)
+    >>> downscale(torch.tensor([[[[1, 3], [5, 7]]]], dtype=torch.uint8), 1)
     tensor([[[[4]]]], dtype=torch.uint8)
     """
     own = images.shape[-1]
@@ -222,7 +222,7 @@ CIFAR10_PARTS = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
 @dataclass(frozen=True)
-class Place:
+class DataFiles:
     """What the files of a data set are called, where they may be, and how to get them.
 
     Any of `endings` may follow a file's name, the same for all; the files are in the folder of the
@@ -290,7 +290,7 @@ def cache() -> Path:
     return Path("~/.cache/skipless").expanduser()
 
 
-FASHION_MNIST = Place(
+FASHION_MNIST = DataFiles(
     name="fashion-mnist",
     files=(
         "train-images-idx3-ubyte",
@@ -303,7 +303,7 @@ FASHION_MNIST = Place(
     installed=(Path("/usr/share/datasets/fashion-mnist"),),
     repair="skipless data fashion-mnist, or apt-get install --reinstall dataset-fashion-mnist",
 )
-CIFAR10 = Place(
+CIFAR10 = DataFiles(
     name="cifar10",
     files=CIFAR10_PARTS,
     endings=(".bin", ""),  # the binary batches, or the Python ones
@@ -412,7 +412,7 @@ def cifar10(
 
 
 def _read(
-    place: Place, folder: Path, name: str, given: Path | None, reader: Callable[[Path], T]
+    place: DataFiles, folder: Path, name: str, given: Path | None, reader: Callable[[Path], T]
 ) -> T:
     path = place.file(folder, name, given)
     try:
@@ -434,7 +434,7 @@ def _splits(
     pad, flip = (augmentation.pad, augmentation.flip) if on else (0, False)
     if size is not None:
         pad = round(pad * size / images.shape[-1])
-        images, held_out = shrunk(images, size), shrunk(held_out, size)
+        images, held_out = downscale(images, size), downscale(held_out, size)
     mean, std = channel_statistics(images)
     return (
         ArraySplit(images, labels, mean, std, pad, flip),

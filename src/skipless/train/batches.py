@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from .data import CHANCES, Split
-from .process import end_with_parent
+from .data import AUGMENT_DRAWS, Split
+from .process import exit_with_parent
 
 
 def order_by_classes(
@@ -55,7 +55,7 @@ def order_by_classes(
     # Pieces of one class, which no batch has two of.
     waiting = [list(samples[: len(samples) // share * share].split(share)) for samples in shuffled]
     batches = []
-    for _ in range(number_of_batches([len(samples) for samples in own], batch_size, classes)):
+    for _ in range(count_batches([len(samples) for samples in own], batch_size, classes)):
         chance = torch.rand(len(waiting), generator=generator).tolist()
         # Those with most pieces left first, or in the end one class would be left alone.
         order = sorted(range(len(waiting)), key=lambda c: (-len(waiting[c]), chance[c]))
@@ -66,16 +66,16 @@ def order_by_classes(
     return torch.cat([batches[place] for place in places])
 
 
-def number_of_batches(counts: Sequence[int], batch_size: int, classes: int) -> int:
+def count_batches(counts: Sequence[int], batch_size: int, classes: int) -> int:
     """How many batches of `classes` classes there are in an epoch, from the size of each class.
 
     A class of n samples has ⌊n classes / batch_size⌋ pieces. Into k batches no more than k of them
     can go, one each; where these are enough for all of the batches, taking the classes with most
     pieces first fills them. So it is the largest k with Σ min(pieces, k) ≥ k classes.
 
-    >>> number_of_batches([10, 10, 10], batch_size=10, classes=2)
+    >>> count_batches([10, 10, 10], batch_size=10, classes=2)
     3
-    >>> number_of_batches([100, 10, 10], batch_size=10, classes=2)
+    >>> count_batches([100, 10, 10], batch_size=10, classes=2)
     4
     """
     pieces = [count * classes // batch_size for count in counts]
@@ -86,7 +86,7 @@ def number_of_batches(counts: Sequence[int], batch_size: int, classes: int) -> i
     return k
 
 
-def demand_classes(counts: Sequence[int], batch_size: int, classes: int) -> None:
+def require_classes(counts: Sequence[int], batch_size: int, classes: int) -> None:
     """Raise where batches cannot have so many classes, or where one would never be seen."""
     if not 1 <= classes <= len(counts):
         raise ValueError(
@@ -110,16 +110,16 @@ Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Request:
+class BatchRequest:
     """The samples of a batch, and the numbers that decide on their augmentation."""
 
     indices: list[int]
-    chances: NDArray[np.float32] | None
+    draws: NDArray[np.float32] | None
 
     def load(self, split: Split, normalize: Callable[[Tensor], Tensor] | None) -> Batch:
         """The batch that is asked for."""
-        chances = None if self.chances is None else torch.from_numpy(self.chances)
-        images, labels = split.load(self.indices, chances)
+        draws = None if self.draws is None else torch.from_numpy(self.draws)
+        images, labels = split.load(self.indices, draws)
         return (images if normalize is None else normalize(images)), labels
 
 
@@ -151,7 +151,7 @@ class Workers:
             generator=torch.Generator(),  # or each epoch would draw from the model's own numbers
         )
 
-    def loaded(self, requests: Iterator[Request]) -> Iterator[Batch]:
+    def loaded(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
         """The batches that are asked for, in order; an earlier call's iterator ends here."""
         self.requests.current = requests
         try:
@@ -174,9 +174,9 @@ class Workers:
 class _Requests:
     """What the workers are to load; changes from epoch to epoch, while the workers stay."""
 
-    current: Iterator[Request] = iter(())
+    current: Iterator[BatchRequest] = iter(())
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         return self.current
 
 
@@ -187,7 +187,7 @@ class _Loading(Dataset[Batch | Exception]):
         self.split = split
         self.normalize = normalize
 
-    def __getitem__(self, index: Request) -> Batch | Exception:
+    def __getitem__(self, index: BatchRequest) -> Batch | Exception:
         try:
             return index.load(self.split, self.normalize)
         except (ValueError, OSError) as error:  # of the data: raised over there, in one line
@@ -199,7 +199,7 @@ def _be_quiet(_worker: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # schedulers send them to every process
         signal.signal(number, signal.SIG_IGN)
     # DataLoader's own watch looks at the process that forked this one, which is not the main one.
-    end_with_parent()
+    exit_with_parent()
     warnings.filterwarnings("ignore", module="PIL")
 
 
@@ -277,14 +277,14 @@ class Batches:
                 f"{self.world * self.accumulate}."
             )
         if self.classes_per_batch is not None:
-            demand_classes(self._counts, self.batch_size, self.classes_per_batch)
+            require_classes(self._counts, self.batch_size, self.classes_per_batch)
 
     @cached_property
     def steps(self) -> int:
         """Number of whole batches in an epoch; what is left over is dropped."""
         if self.classes_per_batch is None:
             return len(self.split) // self.batch_size
-        return number_of_batches(self._counts, self.batch_size, self.classes_per_batch)
+        return count_batches(self._counts, self.batch_size, self.classes_per_batch)
 
     @cached_property
     def _counts(self) -> list[int]:
@@ -305,7 +305,7 @@ class Batches:
             )
         return self._loaded(self._training_requests(number, first_step))
 
-    def once(self) -> Iterator[Batch]:
+    def in_order(self) -> Iterator[Batch]:
         """This process's share of all samples, in order and not augmented.
 
         Shares differ by one sample at most, and together they have every sample once.
@@ -316,17 +316,17 @@ class Batches:
     def _part(self) -> int:
         return self.batch_size // (self.world * self.accumulate)
 
-    def _training_requests(self, number: int, first_step: int) -> Iterator[Request]:
+    def _training_requests(self, number: int, first_step: int) -> Iterator[BatchRequest]:
         # Mixed by numpy, because neighbouring seeds may give neighbouring numbers.
         state = np.random.SeedSequence((self.seed, number)).generate_state(1, np.uint64)
         generator = torch.Generator().manual_seed(int(state[0]))
         order = self._order(generator)
-        chances = torch.rand(len(self.split), CHANCES, generator=generator)
+        draws = torch.rand(len(self.split), AUGMENT_DRAWS, generator=generator)
         for step in range(first_step, self.steps):
             for part in range(self.accumulate):
                 start = step * self.batch_size + (part * self.world + self.rank) * self._part
                 chosen = order[start : start + self._part]
-                yield Request(chosen.tolist(), chances[chosen].numpy())
+                yield BatchRequest(chosen.tolist(), draws[chosen].numpy())
 
     def _order(self, generator: torch.Generator) -> Tensor:
         if self.classes_per_batch is None:
@@ -334,13 +334,13 @@ class Batches:
         labels = torch.as_tensor(self.split.labels)
         return order_by_classes(labels, self.batch_size, self.classes_per_batch, generator)
 
-    def _validation_requests(self) -> Iterator[Request]:
+    def _validation_requests(self) -> Iterator[BatchRequest]:
         n = len(self.split)
         first, end = self.rank * n // self.world, (self.rank + 1) * n // self.world
         for start in range(first, end, self._part):
-            yield Request(list(range(start, min(start + self._part, end))), None)
+            yield BatchRequest(list(range(start, min(start + self._part, end))), None)
 
-    def _loaded(self, requests: Iterator[Request]) -> Iterator[Batch]:
+    def _loaded(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
         if self.split.slow and self.workers:
             return self._workers.loaded(requests)
         return (request.load(self.split, self.normalize) for request in requests)

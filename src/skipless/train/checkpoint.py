@@ -109,7 +109,7 @@ class Checkpoints:
             if path not in past[-self.keep :]:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def newest(self) -> Checkpoint | None:
+    def load_newest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole, or None; damaged ones are warned of."""
         for path in reversed(self.paths()):
             try:
@@ -118,7 +118,7 @@ class Checkpoints:
                 self._damaged.add(path)
                 warnings.warn(
                     f"The checkpoint {path} is damaged ({error}). Going back to the one before: "
-                    f"{self.last()}.",
+                    f"{self.describe_newest()}.",
                     DamagedCheckpointWarning,
                     stacklevel=2,
                 )
@@ -128,7 +128,7 @@ class Checkpoints:
         """Folders of all checkpoints not known to be damaged, the oldest first."""
         return [path for path in _folders(self.folder) if path not in self._damaged]
 
-    def last(self) -> str:
+    def describe_newest(self) -> str:
         """The newest checkpoint, in words."""
         paths = self.paths()
         return str(paths[-1]) if paths else "none"
@@ -136,12 +136,12 @@ class Checkpoints:
     def _unwritten(self, step: int, error: OSError) -> str:
         return (
             f"The checkpoint of step {step} could not be written to {self.folder}: "
-            f"{error.strerror or error}. The last one that is whole: {self.last()}. Make room, "
-            "then go on with --resume."
+            f"{error.strerror or error}. The last one that is whole: {self.describe_newest()}. "
+            "Make room, then go on with --resume."
         )
 
 
-def expanded(named: str | Path) -> Path:
+def expand_home(named: str | Path) -> Path:
     """A path with the home folder in place of ~, if there is one."""
     try:
         return Path(named).expanduser()
@@ -149,7 +149,7 @@ def expanded(named: str | Path) -> Path:
         return Path(named)
 
 
-def run_and_checkpoint(named: str | Path) -> tuple[Path, Path]:
+def find_checkpoint(named: str | Path) -> tuple[Path, Path]:
     """The folder of a run, and what is `named` of it: a checkpoint, or a file of weights in one.
 
     A run's folder, and that of its checkpoints, stand for the newest checkpoint; another file of a
@@ -157,7 +157,7 @@ def run_and_checkpoint(named: str | Path) -> tuple[Path, Path]:
     """
     if not str(named).strip():
         raise ValueError(f"A trained network was to be named, but {str(named)!r} was given. {_DO}")
-    path = expanded(named).resolve()
+    path = expand_home(named).resolve()
     asked = f"A trained network was looked for in {path}"
     if not path.exists():
         raise FileNotFoundError(f"{asked}, which is not there. {_DO}")
@@ -180,7 +180,7 @@ def run_and_checkpoint(named: str | Path) -> tuple[Path, Path]:
     return run, path
 
 
-def trained_weights(path: Path) -> TrainedWeights:
+def load_weights(path: Path) -> TrainedWeights:
     """What a checkpoint, or a file of weights in one, holds: of a checkpoint the moving average.
 
     Where there is no average, it is the network itself.

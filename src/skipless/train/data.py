@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .arrays import cifar10, digits, fashion_mnist
-from .images import USUAL_SIZE, ImageSplit, hugging_face, image_folder, parquet
+from .images import DEFAULT_SIZE, ImageSplit, hugging_face, image_folder, parquet
 
 _PLACES = 2**20
 _SHARE = 0.5  # of the class's own pattern in every image of it; the rest is noise
@@ -66,7 +66,7 @@ class SyntheticSplit:
         """They come in turn."""
         return torch.arange(self.size) % self.num_classes
 
-    def load(self, indices: Sequence[int], chances: Tensor | None) -> tuple[Tensor, Tensor]:
+    def load(self, indices: Sequence[int], draws: Tensor | None) -> tuple[Tensor, Tensor]:
         """Images and labels; labels come in turn, and nothing is left to chance."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         labels = chosen % self.num_classes
@@ -110,7 +110,7 @@ def synthetic(description: str) -> tuple[SyntheticSplit, SyntheticSplit]:
     return train, SyntheticSplit(shape, classes, max(1, samples // 10), first=samples)
 
 
-CHANCES = 3  # numbers that decide on a sample's augmentation: row, column, mirror
+AUGMENT_DRAWS = 3  # numbers that decide on a sample's augmentation: row, column, mirror
 _STANDARD = ("digits", "fashion-mnist", "cifar10")
 
 
@@ -129,10 +129,10 @@ class Split(Protocol):
 
     def __len__(self) -> int: ...
 
-    def load(self, indices: Sequence[int], chances: Tensor | None) -> tuple[Tensor, Tensor]:
+    def load(self, indices: Sequence[int], draws: Tensor | None) -> tuple[Tensor, Tensor]:
         """Images, float32 (n, channels, height, width), standardised, and labels, int64 (n,).
 
-        `chances` (n, CHANCES) are uniform numbers in [0, 1) that decide on crops and mirrors;
+        `draws` (n, AUGMENT_DRAWS) are uniform numbers in [0, 1) that decide on crops and mirrors;
         without them nothing is augmented.
         """
         ...
@@ -150,11 +150,11 @@ class Data:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Subset:
     """Some of the samples of a split."""
 
     whole: Split
-    chosen: Tensor
+    indices: Tensor
 
     @property
     def slow(self) -> bool:
@@ -162,13 +162,13 @@ class Part:
 
     @property
     def labels(self) -> Tensor:
-        return torch.as_tensor(self.whole.labels)[self.chosen]
+        return torch.as_tensor(self.whole.labels)[self.indices]
 
     def __len__(self) -> int:
-        return len(self.chosen)
+        return len(self.indices)
 
-    def load(self, indices: Sequence[int], chances: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.whole.load(self.chosen[torch.as_tensor(indices)].tolist(), chances)
+    def load(self, indices: Sequence[int], draws: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.whole.load(self.indices[torch.as_tensor(indices)].tolist(), draws)
 
 
 def data_names() -> tuple[str, ...]:
@@ -207,7 +207,7 @@ def load_data(
         train, validation = synthetic(rest)
         classes, shape = train.num_classes, train.shape
     else:
-        size = image_size or USUAL_SIZE
+        size = image_size or DEFAULT_SIZE
         classes, train, validation = _images(kind, rest, size, augment)
         shape = (3, size, size)
     return Data(
@@ -285,4 +285,4 @@ def _kept(split: Split, size: int | None, what: str) -> Split:
     if not 0 < size < len(split):
         raise ValueError(f"{size} {what} were asked for, but there are {len(split)}.")
     generator = torch.Generator().manual_seed(0)
-    return Part(split, torch.randperm(len(split), generator=generator)[:size].sort().values)
+    return Subset(split, torch.randperm(len(split), generator=generator)[:size].sort().values)

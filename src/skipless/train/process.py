@@ -37,11 +37,11 @@ class Process:
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process writes files and talks to the user."""
         return self.rank == 0
 
-    def total(self, values: Tensor) -> Tensor:
+    def sum(self, values: Tensor) -> Tensor:
         """The sum of `values` over all processes."""
         if self.world == 1:
             return values
@@ -49,7 +49,7 @@ class Process:
         dist.all_reduce(values)
         return values
 
-    def any_of(self, flags: Sequence[bool]) -> list[bool]:
+    def any_rank(self, flags: Sequence[bool]) -> list[bool]:
         """For each flag, whether it is set in any process."""
         if self.world == 1:
             return list(flags)
@@ -58,13 +58,13 @@ class Process:
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return [bool(value) for value in values.tolist()]
 
-    def share(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Give all processes the tensors of the first one."""
         if self.world > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
-    def gathered(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The values of all processes, by rank."""
         if self.world == 1:
             return [value]
@@ -74,7 +74,7 @@ class Process:
 
 
 @contextmanager
-def joined(device: str = "auto", threads: int | None = None) -> Iterator[Process]:
+def process_group(device: str = "auto", threads: int | None = None) -> Iterator[Process]:
     """This process, connected to the others if `torchrun` started several.
 
     Several runs of one job share a connection that was made around them: the store of `torchrun`
@@ -115,7 +115,7 @@ def _settings(threads: int | None) -> Iterator[None]:
         torch.set_flush_denormal(flushed_before)
 
 
-def end_with_parent() -> None:
+def exit_with_parent() -> None:
     """Let this process, one that another one started, end when that is gone, be it by SIGKILL."""
 
     def wait() -> None:
@@ -151,14 +151,14 @@ def _number(variable: str, default: int) -> int:
     return int(os.environ.get(variable, default))
 
 
-def parallel(model: nn.Module, process: Process) -> nn.Module:
+def distribute(model: nn.Module, process: Process) -> nn.Module:
     """The model itself for a process that is alone; else one that the processes share."""
     if process.world == 1:
         return model
     cuda = process.device.type == "cuda"
     if cuda:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    elif process.leads and any(
+    elif process.is_main and any(
         isinstance(m, nn.BatchNorm2d | nn.BatchNorm1d) for m in model.modules()
     ):
         warnings.warn(
@@ -170,7 +170,7 @@ def parallel(model: nn.Module, process: Process) -> nn.Module:
     return DistributedDataParallel(model, device_ids=[process.device.index] if cuda else None)
 
 
-def apart(network: nn.Module) -> AbstractContextManager[None]:
+def no_sync(network: nn.Module) -> AbstractContextManager[None]:
     """While entered, gradients are kept here: they are averaged with those of a later pass."""
     return network.no_sync() if isinstance(network, DistributedDataParallel) else nullcontext()
 

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 ScheduleName = Literal["step", "cosine", "constant"]
 
-USUAL_MARKS = (4 / 9, 7 / 9)  # of the paper (appendix D)
+DEFAULT_MARKS = (4 / 9, 7 / 9)  # of the paper (appendix D)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Schedule:
     name: ScheduleName
     total: int
     warmup: int = 0
-    marks: tuple[float, ...] = USUAL_MARKS
+    marks: tuple[float, ...] = DEFAULT_MARKS
     decay: float = 0.1
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class Settings:
     classes_per_batch: int | None = None
     steps: int | None = None  # instead of what `epochs` amounts to
     schedule: ScheduleName = "cosine"
-    marks: tuple[float, ...] = USUAL_MARKS  # of the schedule "step"
+    marks: tuple[float, ...] = DEFAULT_MARKS  # of the schedule "step"
     warmup: float | None = None  # epochs; the paper's 5, but at most a tenth of the run
     label_smoothing: float = 0.1
     accumulate: int = 1
