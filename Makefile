@@ -65,10 +65,10 @@ reproduce: .venv/.train  ## run every table and figure of the paper at the small
 	$(BIN)/skipless reproduce all --scale smoke --workers 1 --output out/smoke
 
 results: .venv/.train  ## write docs/results.md and the README's table from results/cpu
-	$(BIN)/python -m skipless.paper.results_page
+	$(BIN)/python docs/results_page.py
 
 figures: .venv/.train  ## draw the figures of docs/idea.md
-	$(BIN)/python -m skipless.paper.idea
+	$(BIN)/python docs/idea_figures.py
 
 clean:  ## remove everything that the other targets made
 	rm -rf .venv .venv-base .venv-peers .venv-jax-example build dist out site .hypothesis .pytest_cache .ruff_cache

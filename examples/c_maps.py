@@ -7,8 +7,8 @@ from pathlib import Path
 
 from skipless import DKS, EOC, TAT, Graph
 from skipless.report.figures import draw_c_maps
-from skipless.report.sections import table
 from skipless.runs.kernels import c_map_curve
+from skipless.tables import table
 
 DEPTH = 100
 

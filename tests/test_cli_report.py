@@ -56,12 +56,13 @@ def test_results_of_experiments_go_beside_runs(
 ) -> None:
     given: list[Path] = []
 
-    def pages_of(paths: Sequence[Path]) -> list[Section]:
+    def read_sections(paths: Sequence[Path], *, curves: bool) -> list[Section]:
+        assert curves
         given.extend(paths)
         return [Section("table-1", "Table 1", "", ["c"], [["0.123"]])]
 
     reproduce = types.ModuleType("reproduce")
-    monkeypatch.setattr(reproduce, "pages_of", pages_of, raising=False)
+    monkeypatch.setattr(reproduce, "read_sections", read_sections, raising=False)
     monkeypatch.setitem(sys.modules, "skipless.paper.reproduce", reproduce)
     (tmp_path / "results").mkdir()
     files = [tmp_path / "results" / "figure-2.jsonl", tmp_path / "table-1.jsonl"]

@@ -7,23 +7,27 @@ from pathlib import Path
 import pytest
 
 from skipless.cli import main
-from skipless.paper import reproduce
-from skipless.paper.item import Item, Results
-from skipless.paper.items import ITEMS
-from skipless.paper.reproduce import Wish
+from skipless.paper import ITEMS, reproduce
+from skipless.paper.item import Item
+from skipless.paper.results import Results
+from skipless.paper.scales import Options
 from skipless.runs.search import Place
+
+Call = tuple[str, str, Place, int | None, Options]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Place, Wish]]:
-    """What would have been run."""
-    found: list[tuple[str, str, Place, Wish]] = []
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """The items that would be run."""
+    found: list[Call] = []
 
-    def reported(item: Item, scale: str, place: Place, wish: Wish) -> str:
-        found.append((item.name, scale, place, wish))
-        return f"told of {item.name}"
+    def report_item(
+        item: Item, scale: str, place: Place, seeds: int | None, options: Options
+    ) -> str:
+        found.append((item.name, scale, place, seeds, options))
+        return f"report of {item.name}"
 
-    monkeypatch.setattr(reproduce, "reported", reported)
+    monkeypatch.setattr(reproduce, "report_item", report_item)
     return found
 
 
@@ -45,31 +49,31 @@ def test_the_list_has_a_line_for_every_item(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_a_wrong_word_is_answered_before_anything_is_run(
-    words: list[str], said: str, asked: list[object], capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, calls: list[Call], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["reproduce", *words]) == 2
     told = capsys.readouterr()
     assert said in told.err
     assert told.out == ""
-    assert asked == []
+    assert calls == []
 
 
 def test_items_are_run_in_their_order_once_each_at_the_scale_cpu(
-    asked: list[tuple[str, str, Place, Wish]], capsys: pytest.CaptureFixture[str]
+    calls: list[Call], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["reproduce", "table5", "figure1", "table5"]) == 0
     place = Place(Path("runs/reproduce/cpu"))
-    assert asked == [(name, "cpu", place, Wish(None, {})) for name in ("table5", "figure1")]
-    assert capsys.readouterr().out == "told of table5\ntold of figure1\n"
+    assert calls == [(name, "cpu", place, None, {}) for name in ("table5", "figure1")]
+    assert capsys.readouterr().out == "report of table5\nreport of figure1\n"
 
 
-def test_all_are_all_items(asked: list[tuple[str, str, Place, Wish]]) -> None:
+def test_all_are_all_items(calls: list[Call]) -> None:
     assert main(["reproduce", "all", "--scale", "smoke"]) == 0
-    assert [name for name, *_ in asked] == list(ITEMS)
-    assert {place.folder for _, _, place, _ in asked} == {Path("runs/reproduce/smoke")}
+    assert [name for name, *_ in calls] == list(ITEMS)
+    assert {place.folder for _, _, place, *_ in calls} == {Path("runs/reproduce/smoke")}
 
 
-def test_every_option_reaches_the_search(asked: list[tuple[str, str, Place, Wish]]) -> None:
+def test_every_option_reaches_the_search(calls: list[Call]) -> None:
     options = {
         "--scale": "full", "--output": "out", "--storage": "postgresql://host/name",
         "--workers": "3", "--seeds": "2", "--data": "imagefolder:/data", "--data-folder": "/there",
@@ -77,17 +81,18 @@ def test_every_option_reaches_the_search(asked: list[tuple[str, str, Place, Wish
     }  # fmt: skip
     words = [word for option in options.items() for word in option]
     assert main(["reproduce", "table4", *words]) == 0
-    wish = Wish(2, {"data": "imagefolder:/data", "data_folder": "/there", "device": "cuda"})
-    assert asked == [("table4", "full", Place(Path("out"), "postgresql://host/name", 3), wish)]
+    given = {"data": "imagefolder:/data", "data_folder": "/there", "device": "cuda"}
+    place = Place(Path("out"), "postgresql://host/name", 3)
+    assert calls == [("table4", "full", place, 2, given)]
 
 
 def test_a_problem_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def reported(*_: object) -> str:
+    def report_item(*_: object) -> str:
         raise FileNotFoundError("The data is not there. Fetch it.")
 
-    monkeypatch.setattr(reproduce, "reported", reported)
+    monkeypatch.setattr(reproduce, "report_item", report_item)
     assert main(["reproduce", "table5"]) == 2
     assert capsys.readouterr().err.strip().endswith("The data is not there. Fetch it.")
 
@@ -104,5 +109,5 @@ def test_an_item_ends_with_its_table_verdicts_and_files(
     }  # fmt: skip
     found = Results.read(tmp_path / "new" / "figure2.jsonl")
     assert (found.item, found.scale) == ("figure2", "smoke")
-    # TAT was asked for C_f(0) = 0.5, at every depth.
+    # The target of TAT is C_f(0) = 0.5, at every depth.
     assert found.value("TReLU", "C_f(0), 30 layers") == pytest.approx(0.5, abs=1e-8)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from skipless.paper.item import Results, Trial
-from skipless.paper.items import ITEMS
+from skipless.paper import ITEMS
+from skipless.paper.results import Results, Trial
 from skipless.paper.scales import SCALES
 from skipless.runs.outcome import Outcome, TrainingCurve, ValidationCurve
 

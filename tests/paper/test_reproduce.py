@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from skipless.paper import reproduce, results_page
+from skipless.paper import ITEMS, reproduce
 from skipless.paper.item import (
     Cell,
     Claim,
-    Fit,
     Item,
-    Results,
-    Series,
-    Summary,
-    Trial,
-    Value,
+    ScaleOverride,
+    accuracy_by_column,
     accuracy_curves,
-    by_column,
-    panels,
+    panel_charts,
 )
-from skipless.paper.items import ITEMS
-from skipless.paper.reproduce import Wish, item_charts, reported, reproduced, section, sections_of
+from skipless.paper.reproduce import (
+    build_section,
+    read_sections,
+    report_item,
+    run_item,
+    training_charts,
+)
+from skipless.paper.results import Results, Series, Summary, Trial, Value
 from skipless.runs.outcome import Outcome, TrainingCurve, ValidationCurve
 from skipless.runs.search import Place
 
-ROOT = Path(__file__).parents[2]
 MACHINE = {"system": "Linux", "cores": 2}
 
 
@@ -76,7 +75,7 @@ DEPTHS = Results(
 
 
 def test_the_table_has_ours_and_the_papers_at_their_places():
-    found = section(ITEMS["figure1"], DEPTHS)
+    found = build_section(ITEMS["figure1"], DEPTHS)
     assert found.header == ["ours (paper)", "50", "101", "152", "200"]
     assert found.rows == [
         ["EOC", "70.0 ± 0.0 (72.6)", "– (71.8)", "–", "diverged"],
@@ -86,7 +85,7 @@ def test_the_table_has_ours_and_the_papers_at_their_places():
 
 
 def test_the_facts_say_where_the_results_come_from():
-    assert section(ITEMS["figure1"], DEPTHS).facts == {
+    assert build_section(ITEMS["figure1"], DEPTHS).facts == {
         "Scale": "cpu",
         "Runs": "8, of which 1 diverged",
         "Started": "2026-01-02",
@@ -99,7 +98,7 @@ def test_the_facts_say_where_the_results_come_from():
 
 def test_a_table_of_computed_numbers_has_what_they_should_be():
     values = (Value("DKS", "Q(1)", 1.0000000001, 1.0), Value("DKS", "C_f(0)", 0.25))
-    found = section(ITEMS["table1"], Results("table1", "cpu", {"seconds": 5}, values=values))
+    found = build_section(ITEMS["table1"], Results("table1", "cpu", {"seconds": 5}, values=values))
     assert found.rows == [["DKS", "Q(1)", "1", "1"], ["DKS", "C_f(0)", "0.25", ""]]
     assert found.facts["Time"] == "5 s"
 
@@ -108,7 +107,7 @@ def test_what_all_trials_say_of_the_machine_is_said_once():
     late, early = outcome(0.5, "2026-01-03", 10.0), outcome(0.5, "2026-01-01", 5.4)
     runs = ITEMS["figure1"].runs("cpu")[:2]
     done = list(zip(runs, (late, early), strict=True))
-    found = reproduce.collected(ITEMS["figure1"], "cpu", done, Wish(3, {"device": "cpu"}))
+    found = reproduce.collect_results(ITEMS["figure1"], "cpu", done, {"device": "cpu", "seeds": 3})
     assert found.origin == {
         "started": "2026-01-01",
         "machines": [MACHINE],
@@ -118,7 +117,7 @@ def test_what_all_trials_say_of_the_machine_is_said_once():
         "seconds": 15,
     }
     assert found.trials[0].chosen == runs[0].chosen
-    again = section(ITEMS["figure1"], found).facts["Again"]
+    again = build_section(ITEMS["figure1"], found).facts["Again"]
     assert again == "skipless reproduce figure1 --scale cpu --device cpu --seeds 3"
     assert [(t.outcome.machine, t.outcome.started) for t in found.trials] == [
         ({}, "2026-01-03"),
@@ -127,7 +126,7 @@ def test_what_all_trials_say_of_the_machine_is_said_once():
 
 
 def test_accuracies_are_drawn_over_their_columns_with_standard_errors():
-    chart = by_column(DEPTHS, ["TAT", "EOC"], ["50", "101", "200"], "depth")
+    chart = accuracy_by_column(DEPTHS, ["TAT", "EOC"], ["50", "101", "200"], "depth")
     tat, eoc = chart.lines
     assert [x for x, _ in tat.points] == [50.0, 200.0]
     assert [y for _, y in tat.points] == pytest.approx([81.0, 80.0])
@@ -140,7 +139,7 @@ def test_accuracies_are_drawn_over_their_columns_with_standard_errors():
 
 def test_one_seed_has_no_error_bar_and_one_depth_has_an_axis():
     found = Results("figure1", "cpu", {}, trials("TAT", "50", [0.8]))
-    chart = by_column(found, ["TAT"], ["50"], "depth")
+    chart = accuracy_by_column(found, ["TAT"], ["50"], "depth")
     assert [math.isnan(bar) for bar in chart.lines[0].bars] == [True]
     assert chart.x.low < 50.0 < chart.x.high
 
@@ -168,7 +167,7 @@ def test_computed_lines_are_drawn_panel_by_panel():
         Series("two", "a", (1.0, 2.0), (0.3, 0.4)),
         Series("one", "b", (0.0, 9.0), (0.5, 0.6)),
     ]
-    one, two = panels(lines, "layer", "c", 0.0, 1.0)
+    one, two = panel_charts(lines, "layer", "c", 0.0, 1.0)
     assert (one.title, two.title) == ("one", "two")
     assert [line.label for line in one.lines] == ["a", "b"]
     assert [tuple(line.bars) for line in one.lines] == [(0.01, 0.02), ()]
@@ -192,7 +191,7 @@ def test_a_page_of_its_own_has_losses_of_each_row_and_the_c_maps_of_its_networks
         *trials("ReLU", "w = 0", [None]),
         *trials("BatchNorm", "w = 0.5", [0.5]),
     )
-    relu, batch, maps = item_charts(item, Results("table2", "cpu", {}, own))
+    relu, batch, maps = training_charts(item, Results("table2", "cpu", {}, own))
     assert (relu.title, batch.title) == ("Training loss: ReLU", "Training loss: BatchNorm")
     assert [list(line.points) for line in relu.lines] == [[(1.0, 2.0), (2.0, 1.0)]] * 2
     assert [line.value for line in relu.lines] == ["1", "diverged"]
@@ -218,14 +217,14 @@ KEPT = Item(
     introduction="",
     claims=(Claim("It trains", lambda _: (True, "")),),
     cells=(Cell("kept", "x", TINY, 50.0), Cell("left out", "x", TINY)),
-    fits={"smoke": Fit(keep=lambda cell: cell.row == "kept")},
+    overrides={"smoke": ScaleOverride(keep=lambda cell: cell.row == "kept")},
 )
 
 
 def test_an_item_is_run_once_and_leaves_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(ITEMS, "table2", KEPT)
     place = Place(tmp_path, workers=1)
-    told = reported(KEPT, "smoke", place, Wish(seeds=2))
+    told = report_item(KEPT, "smoke", place, seeds=2)
     assert {path.name for path in tmp_path.iterdir()} == {
         "runs", "studies.db", "table2.html", "table2.jsonl",
     }  # fmt: skip
@@ -243,20 +242,20 @@ def test_an_item_is_run_once_and_leaves_its_files(tmp_path: Path, monkeypatch: p
     page = (tmp_path / "table2.html").read_text(encoding="utf-8")
     assert "Training loss: kept" in page
     assert "From input to output" in page
-    assert reproduced(KEPT, "smoke", place, Wish(seeds=2)) == found
+    assert run_item(KEPT, "smoke", place, seeds=2) == found
 
 
 def test_other_processes_of_torchrun_tell_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reproduce, "reproduced", lambda *_: DEPTHS)
+    monkeypatch.setattr(reproduce, "run_item", lambda *_: DEPTHS)
     monkeypatch.setenv("RANK", "1")
-    assert reported(ITEMS["figure1"], "cpu", Place(tmp_path)) == ""
+    assert report_item(ITEMS["figure1"], "cpu", Place(tmp_path)) == ""
     assert not list(tmp_path.iterdir())
 
 
 def test_the_charts_of_an_item_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reproduce, "reproduced", lambda *_: DEPTHS)
-    monkeypatch.setattr(reproduce, "_with_curves", lambda _, own, __: own)
-    reported(ITEMS["figure1"], "cpu", Place(tmp_path))
+    monkeypatch.setattr(reproduce, "run_item", lambda *_: DEPTHS)
+    monkeypatch.setattr(reproduce, "training_charts", lambda *_: [])
+    report_item(ITEMS["figure1"], "cpu", Place(tmp_path))
     drawing = (tmp_path / "figure1-1.svg").read_text(encoding="utf-8")
     assert drawing.startswith("<svg")
     assert Results.read(tmp_path / "figure1.jsonl") == DEPTHS
@@ -264,21 +263,24 @@ def test_the_charts_of_an_item_are_files(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_results_of_another_scale_are_not_written_over(tmp_path: Path):
     DEPTHS.write(tmp_path / "figure1.jsonl")
-    with pytest.raises(FileExistsError, match="which holds some of the scale cpu"):
-        reported(ITEMS["figure1"], "smoke", Place(tmp_path))
+    with pytest.raises(
+        FileExistsError,
+        match=r"figure1.jsonl holds results of the scale cpu.* Name another --output",
+    ):
+        report_item(ITEMS["figure1"], "smoke", Place(tmp_path))
     assert Results.read(tmp_path / "figure1.jsonl") == DEPTHS
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_before_anything_is_computed(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
-        reported(ITEMS["figure4"], "cpu", Place(tmp_path / "file" / "x"))
+        report_item(ITEMS["figure4"], "cpu", Place(tmp_path / "file" / "x"))
 
 
 def test_results_of_one_item_can_be_shown_side_by_side(tmp_path: Path):
     computed = Results("table1", "cpu", {"seconds": 1}, values=(Value("DKS", "Q(1)", 1.0, 1.0),))
     paths = [computed.write(tmp_path / name / "table1.jsonl") for name in ("a", "b")]
-    assert [own.name for own in reproduce.pages_of(paths)] == ["table1", "table1-2"]
+    assert [own.name for own in read_sections(paths)] == ["table1", "table1-2"]
 
 
 def test_the_list_says_what_items_cost():
@@ -301,79 +303,12 @@ def written(folder: Path) -> list[Path]:
 
 
 def test_sections_are_in_the_order_of_the_paper(tmp_path: Path):
-    assert [own.name for own in sections_of(written(tmp_path))] == ["figure1", "table1"]
+    assert [own.name for own in read_sections(written(tmp_path))] == ["figure1", "table1"]
 
 
 def test_results_of_an_unknown_item_are_refused(tmp_path: Path):
     path = replace(DEPTHS, item="table99").write(tmp_path / "table99.jsonl")
     with pytest.raises(
-        ValueError, match=r"'table99' .* no item of this version. The items are fig"
+        ValueError, match=r"Unknown item 'table99' .* the items of this version are fig"
     ):
-        sections_of([path])
-
-
-def test_the_page_its_charts_and_the_readme_are_written_from_the_results(tmp_path: Path):
-    written(tmp_path / "results" / "cpu")
-    images = tmp_path / "docs" / "images" / "results"
-    images.mkdir(parents=True)
-    (images / "gone-1.svg").touch()
-    marks = results_page.START, results_page.END
-    (tmp_path / "README.md").write_text(f"before\n{marks[0]}\nearlier\n{marks[1]}\nafter\n")
-    text = results_page.write(tmp_path).read_text(encoding="utf-8")
-    # Figure 1 has three that hold; of table 1, the conditions are met, and C_f(0) is not there.
-    assert "Of 5 claims, 4 hold and 0 do not; 1 were not run." in text
-    assert {path.name for path in images.iterdir()} == {"figure1-1.svg"}
-    shown = set(re.findall(r"\]\(images/results/([^)]*)\)", text))
-    assert shown == {"figure1-1.svg"}
-    before, table, after = re.split("<!-- results: .* -->", (tmp_path / "README.md").read_text())
-    assert (before, after) == ("before\n", "\nafter\n")
-    assert [line.split(" | ")[1] for line in table.splitlines()[3:]] == ["3 of 3", "1 of 2"]
-    assert "(docs/results.md#figure1)" in table
-    assert "earlier" not in table
-    again = (tmp_path / "README.md").read_text()
-    results_page.write(tmp_path)
-    assert (tmp_path / "README.md").read_text() == again
-
-
-def test_a_readme_without_its_marks_is_refused():
-    with pytest.raises(ValueError, match=r"README.md lacks the marks .* Put them back"):
-        results_page.with_table("nothing", "| table |\n")
-
-
-def test_the_committed_results_make_the_committed_pages_byte_for_byte():
-    text, charts, table = results_page.page(ROOT / results_page.RESULTS)
-    docs = ROOT / "docs"
-    images = docs / "images" / "results"
-    assert (docs / "results.md").read_bytes().decode() == text
-    assert {path.name: path.read_bytes().decode() for path in images.iterdir()} == charts
-    readme = (ROOT / "README.md").read_bytes().decode()
-    assert results_page.with_table(readme, table) == readme
-
-
-def test_the_committed_results_are_those_of_all_items_at_the_scale_cpu():
-    found = [Results.read(path) for path in sorted((ROOT / results_page.RESULTS).glob("*.jsonl"))]
-    assert {(own.item, own.scale) for own in found} == {(name, "cpu") for name in ITEMS}
-    for own in found:
-        assert own.origin["machines"]
-        assert own.origin["versions"]
-        assert own.origin["started"]
-
-
-@pytest.mark.parametrize(
-    ("item", "claim"),
-    [
-        ("table5", "At depth 101 with SGD, TAT beats EOC with (leaky) ReLU"),
-        ("figure1", "EOC falls with depth: it loses more than 10 points from 50 to 200"),
-        ("figure1", "At depth 200, TAT is within 2 points of its accuracy at depth 50"),
-        (
-            "table2",
-            "With w = 0.8 and TReLU, a ResNet without BatchNorm is not worse than the standard one",
-        ),
-        ("figure3", "K-FAC needs fewer epochs than SGD to the same training loss"),
-        ("figure4", "With gaussian weights, TReLU's error is smaller than DKS + SoftPlus's"),
-    ],
-)
-def test_what_the_paper_stands_on_holds_in_the_committed_results(item: str, claim: str):
-    found = Results.read(ROOT / results_page.RESULTS / f"{item}.jsonl")
-    own = next(own for own in ITEMS[item].claims if own.text == claim)
-    assert own.verdict(found).word == "holds"
+        read_sections([path])

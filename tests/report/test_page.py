@@ -16,8 +16,8 @@ from skipless.record import MetricsFile, Record, write_run
 from skipless.report.comparison import (
     Comparison,
     Contestant,
+    comparison_page,
     conclusion,
-    page,
     results_table,
     write_page,
 )
@@ -86,7 +86,7 @@ def example(tmp_path: Path) -> Comparison:
 
 
 def test_the_page_is_well_formed_and_has_every_part_once(example: Comparison) -> None:
-    found = Reader(page(example))
+    found = Reader(comparison_page(example))
     assert found.count("h1") == found.count("title") == found.count("main") == 1
     assert found.count("figure") == found.count("figcaption") == 3
     assert found.count("table") == found.count("caption") == 3
@@ -99,12 +99,12 @@ def test_the_page_is_well_formed_and_has_every_part_once(example: Comparison) ->
 
 
 def test_the_page_fetches_nothing(example: Comparison) -> None:
-    assert fetched(page(example)) == []
-    assert "data:," in page(example)  # the icon that a browser would ask for otherwise
+    assert fetched(comparison_page(example)) == []
+    assert "data:," in comparison_page(example)  # the icon that a browser would ask for otherwise
 
 
 def test_words_from_outside_are_escaped(example: Comparison) -> None:
-    text = page(example)
+    text = comparison_page(example)
     found = Reader(text)
     assert "t<relu" not in text
     assert "<b>is</b>" not in text
@@ -115,7 +115,7 @@ def test_words_from_outside_are_escaped(example: Comparison) -> None:
 
 
 def test_the_tables_hold_the_numbers_of_the_runs(example: Comparison) -> None:
-    cells = Reader(page(example)).within("td")
+    cells = Reader(comparison_page(example)).within("td")
     one = ["no", "no", "1,234,567", "0.1", "87.5%", "25.0%", "42"]
     two = ["no", "no", "1,234,567", "0.1", "87.5%", "96.0%", "42"]
     three = ["yes", "yes", "1,234,567", "1", "87.5%", "97.0%", "42"]
@@ -126,7 +126,9 @@ def test_the_tables_hold_the_numbers_of_the_runs(example: Comparison) -> None:
 
 
 def test_the_maps_are_put_into_words_by_their_numbers(example: Comparison) -> None:
-    almost, alike = [text for text in Reader(page(example)).within("li") if "unrelated" in text]
+    almost, alike = [
+        text for text in Reader(comparison_page(example)).within("li") if "unrelated" in text
+    ]
     # arccos(1 - 1/128) = 7.17°, arccos(1 - 2/128) = 10.14°; with 8 for 128: 28.96° and 41.41°
     assert "c = 0.992, 7° apart, almost identical." in almost
     assert "at most 10° apart: the network can hardly tell" in almost
@@ -177,29 +179,39 @@ def test_networks_that_diverged_are_reported_as_such(tmp_path: Path) -> None:
         "relu diverged at every learning rate tried."
     )
     assert results_table(both).splitlines()[2].split()[4:7] == ["-", "diverged", "diverged"]
-    assert "nan" not in page(both)
-    assert page(both).count('class="cross') == 6  # five runs, and the end of the accuracies
+    assert "nan" not in comparison_page(both)
+    assert (
+        comparison_page(both).count('class="cross') == 6
+    )  # five runs, and the end of the accuracies
 
 
 def test_a_loss_that_is_no_number_ends_its_line(tmp_path: Path) -> None:
     whole = contestant(tmp_path, "relu", [0.1, 0.2, 0.3])
     broken = replace(whole, record=record(tmp_path / "broken", 0.3, [2.3, 9.0, NAN]))
-    counts = [page(Comparison("", "", [one], 9, {})).count("cross") for one in (whole, broken)]
+    counts = [
+        comparison_page(Comparison("", "", [one], 9, {})).count("cross") for one in (whole, broken)
+    ]
     assert counts[1] == counts[0] + 1
 
 
 def test_a_record_of_another_run_than_the_best_is_refused(tmp_path: Path) -> None:
     one = contestant(tmp_path, "relu", [0.1, 0.2, 0.3])
-    with pytest.raises(ValueError, match=r"reached 0\.4 at .* ends at 0\.3\. Give the best run's"):
+    with pytest.raises(ValueError, match=r"reached 0\.4 at .* ends at 0\.3\. Pass the best run's"):
         replace(one, grid={0.1: 0.4})
 
 
-@pytest.mark.parametrize(("grid", "said"), [({0.1: 97.0}, "fractions"), ({0.0: 0.3}, "above zero")])
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({0.1: 97.0}, r"'relu' must be fractions in \[0, 1\], got \[97.0\]"),
+        ({0.0: 0.3}, r"'relu' needs .* rates above zero, got \[0.0\]"),
+    ],
+)
 def test_percent_and_impossible_rates_are_refused(
-    tmp_path: Path, grid: dict[float, float], said: str
+    tmp_path: Path, grid: dict[float, float], message: str
 ) -> None:
     one = contestant(tmp_path, "relu", [0.1, 0.2, 0.3])
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         replace(one, grid=grid)
 
 

@@ -16,7 +16,14 @@ import pytest
 from browser import Browser, chromium
 from html_pages import CHARTS, CONTRAST, Reader, fetched
 from skipless.report.page import sections_page, write_sections_page
-from skipless.report.sections import Section, Verdict, chart_files, markdown, summary_table, text
+from skipless.report.sections import (
+    Section,
+    Verdict,
+    chart_files,
+    markdown,
+    section_text,
+    summary_table,
+)
 from skipless.report.svg import Chart, Line, linear_axis
 
 HEADER = ["net|work", "depth", "optimizer", "accuracy"]
@@ -102,7 +109,7 @@ def test_claims_that_agree_are_counted_together() -> None:
 def test_sections_of_one_name_are_refused() -> None:
     twice = [sections()[0]] * 2
     for made in (markdown, chart_files, lambda given: sections_page("", "", given)):
-        with pytest.raises(ValueError, match="more than one is called 'table-1'"):
+        with pytest.raises(ValueError, match="need different names, got 'table-1' more than once"):
             made(twice)
 
 
@@ -172,7 +179,7 @@ def test_the_summary_has_a_row_for_each_claim() -> None:
 
 def test_text_for_a_terminal_has_everything_within_a_hundred_columns() -> None:
     long = replace(VERDICTS[1], evidence="x " * 150)
-    told = text(replace(sections()[0], verdicts=[VERDICTS[0], long]))
+    told = section_text(replace(sections()[0], verdicts=[VERDICTS[0], long]))
     assert max(map(len, told.splitlines())) <= 100
     assert told.startswith("Table 1: <nets>\n===============\n\nWhat *it* says.\n\n")
     assert re.search(r"^ResNet <50> +50  K-FAC +76\.4%$", told, re.MULTILINE)

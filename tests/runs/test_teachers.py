@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from skipless.cli import main
-from skipless.paper.items import ITEMS
-from skipless.paper.reproduce import reproduced
+from skipless.paper import ITEMS
+from skipless.paper.reproduce import run_item
 from skipless.record import Record
 from skipless.runs.candidates import candidate
 from skipless.runs.configuration import Configuration
@@ -266,7 +266,7 @@ def test_two_processes_have_the_losses_of_one(teacher: Path, tmp_path: Path) -> 
 def test_an_item_trains_the_teacher_of_its_runs_once_and_keeps_it(tmp_path: Path) -> None:
     item = ITEMS["distillation"]
     taught = [cell for cell in item.cells if cell.teacher is not None]
-    found = reproduced(replace(item, cells=tuple(taught[:2])), "smoke", Place(tmp_path, workers=1))
+    found = run_item(replace(item, cells=tuple(taught[:2])), "smoke", Place(tmp_path, workers=1))
     assert len(found.trials) == 2
     (own,) = (tmp_path / "teachers").iterdir()
     started = Record.read(own).run["started"]
@@ -276,11 +276,11 @@ def test_an_item_trains_the_teacher_of_its_runs_once_and_keeps_it(tmp_path: Path
         origin = Record.read(run).run["teacher"]
         assert isinstance(origin, dict)
         assert (origin["run"], origin["step"]) == (str(own.resolve()), saved.step)
-    reproduced(replace(item, cells=(taught[2],)), "smoke", Place(tmp_path, workers=1))
+    run_item(replace(item, cells=(taught[2],)), "smoke", Place(tmp_path, workers=1))
     assert Record.read(own).run["started"] == started
     # Runs are known by what their teacher is, not by where it is.
     elsewhere = tmp_path / "elsewhere"
-    reproduced(replace(item, cells=(taught[2],)), "smoke", Place(elsewhere, workers=1))
+    run_item(replace(item, cells=(taught[2],)), "smoke", Place(elsewhere, workers=1))
     assert {path.name for path in (elsewhere / "runs").iterdir()} < {
         path.name for path in (tmp_path / "runs").iterdir()
     }

@@ -262,9 +262,9 @@ def check(
         raise ModuleNotFoundError(
             f"check needs {missing.name}, which is not installed: pip install 'skipless[torch]'"
         ) from None
-    from skipless.report.figures import demand_figure_path
+    from skipless.report.figures import require_figure_path
 
-    demand_figure_path(output)
+    require_figure_path(output)
     shaping = Shaping(method_of(method, activation, targets), activation, clamp, shortcut_weight)
     with notes():
         family = family_of(model, shaping, widths, sample_shape(shape))

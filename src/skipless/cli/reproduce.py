@@ -76,7 +76,7 @@ def reproduce(
       torchrun --nproc-per-node 8 -m skipless.cli reproduce figure5 --scale full
     """  # noqa: D301
     try:
-        from skipless.paper import items, reproduce
+        from skipless.paper import ITEMS, reproduce
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError(
             f"reproduce needs {missing.name}, which is not installed: pip install 'skipless[train]'"
@@ -86,18 +86,16 @@ def reproduce(
 
         click.echo(table(*reproduce.overview()))
         return
-    chosen = _chosen(names, items.ITEMS)
+    chosen = _chosen(names, ITEMS)
     _demand_counts(workers, seeds)
     given: Options = {"data": data, "data_folder": data_folder, "device": device}
-    wish = reproduce.Wish(
-        seeds, {name: value for name, value in given.items() if value is not None}
-    )
+    options = {name: value for name, value in given.items() if value is not None}
     place = reproduce.Place(output or Path("runs") / "reproduce" / scale, storage, workers)
     for item in chosen:
         with notes():
-            told = reproduce.reported(item, scale, place, wish)
-        if told:  # by the first of several processes
-            click.echo(told)
+            report = reproduce.report_item(item, scale, place, seeds, options)
+        if report:  # by the first of several processes
+            click.echo(report)
 
 
 def _chosen(names: tuple[str, ...], items: dict[str, Item]) -> list[Item]:
@@ -157,9 +155,9 @@ def report(records: Sequence[Path], output: Path) -> None:
 
             sections.append(reported(runs))
         if results:
-            from skipless.paper.reproduce import pages_of
+            from skipless.paper.reproduce import read_sections
 
-            sections += pages_of(results)
+            sections += read_sections(results, curves=True)
     title = "Runs and results" if runs and results else "Runs" if runs else "Results"
     click.echo(write_sections_page(output, title, "", sections))
 

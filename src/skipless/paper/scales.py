@@ -1,9 +1,8 @@
 """Three scales of the paper's experiments: its own, that of a laptop, and one for tests.
 
-Items state their runs as the paper does: networks of full width, 90 epochs, batches of 1,024. A
-scale makes a run of its own size of them. Depths are kept, except at the scale `smoke`.
-
-The paper's networks and optimisers, as options of a run at full scale.
+Items state their runs as the paper does, with its networks and optimisers, which are options
+below: full width, 90 epochs, batches of 1,024. A scale turns such a run into one of its own size.
+It keeps the depth, except at the scale `smoke`.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ EPOCHS, BATCH = 90, 1024  # section 5
 class Scale:
     """How large runs are, and what they are searched over.
 
-    `epochs`, `batch` and `width` are ours for one of the paper's, `options` are those of every run,
-    `models` those that take the place of others. A run has the learning rates of its optimiser.
+    `epochs`, `batch` and `width` are factors of the paper's values, `options` apply to every run,
+    `models` replaces networks by smaller ones, and `rates` are learning rates by optimiser.
     """
 
     name: ScaleName
@@ -65,15 +64,14 @@ class Scale:
         if self.width != 1.0 or "width" in full:
             usual = 2.0 if str(full["model"]).startswith("wide") else 1.0
             sized["width"] = _number(full.get("width", usual)) * self.width
-        if full["optimizer"] != "kfac":
-            full = {name: value for name, value in full.items() if not name.startswith("kfac_")}
         own = {name: value for name, value in self.options.items() if name not in run}
-        if full["optimizer"] != "kfac":
-            own = {name: value for name, value in own.items() if not name.startswith("kfac_")}
-        return Configuration.of(full, sized, own)
+        merged = {**full, **sized, **own}
+        if run["optimizer"] != "kfac":
+            merged = {k: v for k, v in merged.items() if not k.startswith("kfac_")}
+        return Configuration.of(merged)
 
     def grid(self, run: Options) -> dict[str, tuple[Option, ...]]:
-        """What is searched over for a run: whatever the paper does, and the run does not fix."""
+        """What a run is searched over: all that the paper searches and the run does not fix."""
         own: dict[str, tuple[Option, ...]] = {
             "lr": tuple(self.rates[str(run["optimizer"])]),
             "l2": self.l2,
@@ -91,7 +89,7 @@ class Scale:
 
 
 def _seeds_on_cpu(run: Options) -> int:
-    """Three for the networks that most claims are about, trained as usual, and else one."""
+    """Three for the networks that most claims are about, trained as usual; one for others."""
     rectified = run.get("method") in ("eoc", "tat") and run.get("activation") is None
     weight = run.get("shortcut_weight")
     vanilla = rectified and weight == 0.0
@@ -103,7 +101,7 @@ def _seeds_on_cpu(run: Options) -> int:
 
 _USUAL = {"model", "norm", "shortcut_weight", "method", "eta", "optimizer"}
 
-# What any scale has that is not the paper's: no more on disk than is needed.
+# Not the paper's: no more on disk than needed.
 _LEAN: Options = {"log_every": 10, "checkpoint_every": 10**9, "keep": 1}
 
 FULL = Scale(
@@ -180,7 +178,11 @@ def _number(value: object) -> float:
     return float(value)
 
 
-OPTIMIZERS = {"K-FAC": "kfac", "SGD": "sgd", "LARS": "lars"}
+OPTIMIZERS: Mapping[str, Options] = {
+    "K-FAC": {"optimizer": "kfac"},
+    "SGD": {"optimizer": "sgd"},
+    "LARS": {"optimizer": "lars"},
+}
 
 RELU: Options = {"method": "eoc"}  # (σ_w, σ_b) = (√2, 0)
 TRELU: Options = {"method": "tat"}
@@ -197,7 +199,7 @@ GAUSSIAN: Options = {"distribution": "gaussian", "delta": False}
 
 
 def prelu(slope: float) -> Options:
-    """PReLU, with slopes that are trained from `slope` on."""
+    """PReLU, whose slopes are trained and start at `slope`."""
     return {"activation": "prelu", "negative_slope": slope}
 
 
@@ -223,8 +225,3 @@ def vanilla(depth: int) -> Options:
 def wide_vanilla(depth: int) -> Options:
     """A Wide ResNet without normalisation layers and shortcuts."""
     return {"model": f"wide_resnet{depth}", "shortcut_weight": 0.0}
-
-
-def optimised(optimizer: str) -> Options:
-    """The optimiser that a row of a table names."""
-    return {"optimizer": OPTIMIZERS[optimizer]}

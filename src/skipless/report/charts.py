@@ -1,7 +1,4 @@
-"""Charts of networks that were trained: C maps, training curves, learning rates.
-
-Runs of `skipless train` side by side: what they reached, and how they came there.
-"""
+"""Charts of trained networks: C maps and training curves; runs of `skipless train` side by side."""
 
 from __future__ import annotations
 
@@ -21,11 +18,17 @@ from .svg import STYLES, Axis, Chart, Line, linear_axis, logarithmic_axis
 
 Points = list[tuple[float, float]]
 
-_MOST_POINTS = 400  # of a line: more are not seen, and make the page heavy
+HEADER = (
+    "run", "model", "optimizer", "learning rate", "epochs", "training accuracy", "training loss",
+    "validation", "best", "seconds",
+)  # fmt: skip
+
+_MOST_POINTS = 400  # of a line: more cannot be seen, and make the page heavy
+_SAME_SPEED = 1.1  # up to this factor between seconds per epoch, charts by time show nothing new
 
 
 def c_map_chart(curves: Mapping[int, CMapCurve]) -> Chart:
-    """How alike two images leave whole networks, by how alike they enter; curves by their style."""
+    """The similarity of two outputs by that of the two inputs; curves are by style."""
     lines = tuple(
         Line(
             label=curve.label,
@@ -40,7 +43,7 @@ def c_map_chart(curves: Mapping[int, CMapCurve]) -> Chart:
     return Chart(
         title="From input to output",
         description="Similarity of two outputs by the similarity of the two inputs. "
-        + spoken(lines),
+        + describe_lines(lines),
         x=Axis("c of the two images that enter", -1.0, 1.0, words),
         y=linear_axis("c of the two outputs (1: identical)", -1.0, 1.0),
         lines=lines,
@@ -50,7 +53,7 @@ def c_map_chart(curves: Mapping[int, CMapCurve]) -> Chart:
 
 
 def layers_chart(curves: Mapping[int, CMapCurve]) -> Chart:
-    """How alike two unrelated images are behind each layer; curves by their style."""
+    """The similarity of two unrelated images behind each layer; curves are by style."""
     lines = tuple(
         Line(
             label=curve.label,
@@ -64,7 +67,8 @@ def layers_chart(curves: Mapping[int, CMapCurve]) -> Chart:
     lowest = min(0.0, *(float(np.min(curve.layers)) for curve in curves.values()))
     return Chart(
         title="Layer by layer",
-        description="c of two unrelated images behind each layer, at the end: " + spoken(lines),
+        description="c of two unrelated images behind each layer, at the end: "
+        + describe_lines(lines),
         x=linear_axis("layers passed", 0, max(depth, 1)),
         y=linear_axis("c of two unrelated images (1: identical)", lowest, 1.0),
         lines=lines,
@@ -72,36 +76,36 @@ def layers_chart(curves: Mapping[int, CMapCurve]) -> Chart:
 
 
 def loss_line(label: str, style: int, points: Points) -> Line:
-    """A run's training loss, broken off where it ends in no number."""
+    """A run's training loss, broken off if it does not end in a finite number."""
     broken = any(not math.isfinite(value) for _, value in points[-1:])
     value = "diverged" if broken else f"{points[-1][1]:.2g}" if points else ""
     return Line(label, value, style, points, broken_off=broken)
 
 
 def loss_chart(lines: Sequence[Line], x: str = "epoch") -> Chart:
-    """Training losses, by epoch or whatever `x` names."""
+    """Training losses by epoch, or by what `x` names."""
     values = [value for line in lines for _, value in line.points]
     return Chart(
         title="Training loss",
-        description=f"Training loss by {x}, at the end: " + spoken(lines),
-        x=_axis_of(lines, x),
+        description=f"Training loss by {x}, at the end: " + describe_lines(lines),
+        x=_axis_from_zero(lines, x),
         y=logarithmic_axis("lower is better", values),
         lines=tuple(lines),
     )
 
 
 def accuracy_chart(lines: Sequence[Line], x: str = "epoch") -> Chart:
-    """Validation accuracies in percent, by epoch or whatever `x` names."""
+    """Validation accuracies in percent by epoch, or by what `x` names."""
     return Chart(
         title="Validation accuracy",
-        description=f"Validation accuracy by {x}, at the end: " + spoken(lines),
-        x=_axis_of(lines, x),
+        description=f"Validation accuracy by {x}, at the end: " + describe_lines(lines),
+        x=_axis_from_zero(lines, x),
         y=linear_axis("images classified correctly; higher is better", 0, 100, "%"),
         lines=tuple(lines),
     )
 
 
-def epochs(record: Record, kind: str, name: str) -> Points:
+def points_by_epoch(record: Record, kind: str, name: str) -> Points:
     """Epochs and values of one number, of at most some hundred evenly chosen rows.
 
     Rows may say in which epoch they were written, but not when in it; their steps do.
@@ -110,43 +114,47 @@ def epochs(record: Record, kind: str, name: str) -> Points:
     if not rows:
         return []
     steps, count = (max(number(row, name) for row in rows) for name in ("step", "epoch"))
-    return _thinned(
-        [
-            (step * count / max(steps, 1.0), value)
-            for step, value in _found(record, kind, name, "step")
-        ]
-    )
+    found = _points(record, kind, name, "step")
+    return _thin([(step * count / max(steps, 1.0), value) for step, value in found])
 
 
-def seconds(record: Record, kind: str, name: str) -> Points:
+def points_by_second(record: Record, kind: str, name: str) -> Points:
     """Seconds of training and values of one number, of at most some hundred rows."""
-    return _thinned(_found(record, kind, name, "seconds"))
+    return _thin(_points(record, kind, name, "seconds"))
 
 
-def _found(record: Record, kind: str, name: str, x: str) -> Points:
-    """A number of all rows of a kind that name it, NaN where it was none, by another number."""
+def _points(record: Record, kind: str, name: str, x: str) -> Points:
+    """A number of all rows of a kind that have it, NaN where it is none, by another number."""
     rows = [row for row in record.metrics if row["kind"] == kind and name in row]
     places = [(number(row, x), number(row, name)) for row in rows]
     return [place for place in places if math.isfinite(place[0])]
 
 
-def _thinned(points: Points) -> Points:
+def _thin(points: Points) -> Points:
     stride = math.ceil(len(points) / _MOST_POINTS) or 1
     return points[::-1][::stride][::-1]  # always with the last
 
 
-def spoken(lines: Sequence[Line]) -> str:
-    """What the labels say, for the description."""
+def describe_lines(lines: Sequence[Line]) -> str:
+    """The labels and values of all lines, for the description of a chart."""
     return " ".join(f"{line.label}, {line.value}." for line in lines)
 
 
-def _axis_of(lines: Sequence[Line], name: str) -> Axis:
-    """An axis from zero to the last point of all lines."""
+def format_percent(percent: float) -> str:
+    """A number of percent with one decimal; NaN stands for a run that diverged.
+
+    >>> format_percent(97.22), format_percent(float("nan"))
+    ('97.2%', 'diverged')
+    """
+    return "diverged" if math.isnan(percent) else f"{percent:.1f}%"
+
+
+def _axis_from_zero(lines: Sequence[Line], name: str) -> Axis:
     return linear_axis(name, 0, max((x for line in lines for x, _ in line.points), default=1) or 1)
 
 
 def c_of_unrelated(curve: CMapCurve) -> float:
-    """The c value with which two unrelated images leave a network, to three digits."""
+    """The c value of a network's outputs for two unrelated images, to three decimals."""
     return round(float(np.interp(0.0, curve.c, curve.global_map)), 3) + 0.0  # and never -0.0
 
 
@@ -159,28 +167,26 @@ def degrees(c: float) -> str:
     return f"{math.degrees(math.acos(min(1.0, max(-1.0, c)))):.0f}°"
 
 
-HEADER = (
-    "run", "model", "optimizer", "learning rate", "epochs", "training accuracy", "training loss",
-    "validation", "best", "seconds",
-)  # fmt: skip
-
-_SAME_SPEED = 1.1  # up to this factor between seconds an epoch, charts by time show nothing new
-
-
 def runs_section(
     records: Sequence[Record], curves: Mapping[Path, CMapCurve] | None = None
 ) -> Section:
     """All runs in a table, and up to six of them in charts; `curves` are C maps by folder.
 
-    A record of another program, or of another version, has gaps where it lacks something.
+    Where a record, of another program or version, lacks something, the table has a gap.
     """
-    names = _names([record.folder for record in records])
-    runs = [_Run(name, _sound(record)) for name, record in zip(names, records, strict=True)]
-    shown = _shown(runs)
+    names = _shortest_names([record.folder for record in records])
+    runs = [_Run(name, _drop_bad_rows(record)) for name, record in zip(names, records, strict=True)]
+    shown = _choose_best(runs)
+    introduction = (
+        f"{len(runs)} run{'s' if len(runs) != 1 else ''}. Validation and best: the share of "
+        "validation images classified correctly, by the last evaluation and by the best one."
+    )
+    if len(shown) < len(runs):
+        introduction += f" The charts show the {len(shown)} runs with the best validation accuracy."
     return Section(
         name="runs",
         title="What the runs reached",
-        introduction=_introduction(len(runs), len(shown)),
+        introduction=introduction,
         header=HEADER,
         rows=[run.row for run in runs],
         charts=[*_training_charts(shown), *_c_map_charts(shown, curves or {})],
@@ -190,8 +196,6 @@ def runs_section(
 
 @dataclass(frozen=True)
 class _Run:
-    """One run, by the name that tells it from the others."""
-
     name: str
     record: Record
 
@@ -206,10 +210,18 @@ class _Run:
 
     @property
     def best(self) -> float:
-        return max((top1 for top1 in self.validation if math.isfinite(top1)), default=math.nan)
+        return _largest(self.validation)
+
+    @property
+    def epochs(self) -> float:
+        return _largest([number(row, "epoch") for row in self.record.metrics])
+
+    @property
+    def seconds(self) -> float:
+        return _largest([number(row, "seconds") for row in self.record.metrics])
 
     def values(self, kind: str, name: str) -> list[float]:
-        """A number of all rows of a kind that name it, NaN where it was none."""
+        """A number of all rows of a kind that have it, NaN where it is none."""
         rows = self.record.metrics
         return [number(row, name) for row in rows if row["kind"] == kind and name in row]
 
@@ -222,51 +234,42 @@ class _Run:
             self.name,
             ", ".join(str(word) for word in words if word is not None) or "–",
             str(given.get("optimizer") or "–"),
-            "default" if given.get("lr", 0) is None else _written(number(given, "lr"), "g"),
+            "default" if given.get("lr", 0) is None else _format(number(given, "lr"), "g"),
             self.progress,
-            _last(accuracies, ".1%"),
-            _last(losses, ".3g"),
-            _last(self.validation, ".1%"),
-            _written(self.best, ".1%"),
-            _written(self.seconds, ".0f"),
+            _format_last(accuracies, ".1%"),
+            _format_last(losses, ".3g"),
+            _format_last(self.validation, ".1%"),
+            _format(self.best, ".1%"),
+            _format(self.seconds, ".0f"),
         ]
 
     @property
     def progress(self) -> str:
-        """Epochs that were reached, and of how many if those were not all."""
-        reached = self.epochs
-        if math.isnan(reached):
-            return "–"
-        asked = number(self.configuration, "epochs")
-        whole = reached >= asked or self.configuration.get("steps") is not None
-        return f"{reached:.3g}" if whole or math.isnan(asked) else f"{reached:.3g} of {asked:g}"
-
-    @property
-    def epochs(self) -> float:
-        return self._largest("epoch")
-
-    @property
-    def seconds(self) -> float:
-        return self._largest("seconds")
-
-    def _largest(self, name: str) -> float:
-        values = (number(row, name) for row in self.record.metrics)
-        return max((value for value in values if math.isfinite(value)), default=math.nan)
+        """How many epochs the run has, and of how many if it is not finished."""
+        planned = number(self.configuration, "epochs")
+        whole = self.epochs >= planned or self.configuration.get("steps") is not None
+        reached = _format(self.epochs, ".3g")
+        unknown = math.isnan(planned) or math.isnan(self.epochs)
+        return reached if whole or unknown else f"{reached} of {planned:g}"
 
 
-def _last(values: Sequence[float], form: str) -> str:
-    """The last value as text, also where it is missing or no number."""
+def _largest(values: Sequence[float]) -> float:
+    return max((value for value in values if math.isfinite(value)), default=math.nan)
+
+
+def _format(value: float, form: str) -> str:
+    return format(value, form) if math.isfinite(value) else "–"
+
+
+def _format_last(values: Sequence[float], form: str) -> str:
+    """The last value; "diverged" if it is not finite, a dash if there is none."""
     if not values:
         return "–"
     return format(values[-1], form) if math.isfinite(values[-1]) else "diverged"
 
 
-def _written(value: float, form: str) -> str:
-    return format(value, form) if math.isfinite(value) else "–"
-
-
-def _sound(record: Record) -> Record:
-    """The record with those rows that say what was measured, and when."""
+def _drop_bad_rows(record: Record) -> Record:
+    """The record without rows that do not say what was measured, and when."""
     rows = [
         row
         for row in record.metrics
@@ -277,7 +280,7 @@ def _sound(record: Record) -> Record:
     return replace(record, metrics=tuple(rows))
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
+def _shortest_names(folders: Sequence[Path]) -> list[str]:
     """The last parts of each folder's path, as few as tell it from the others."""
     paths = [folder.resolve().parts for folder in folders]
     names = []
@@ -288,36 +291,30 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def _shown(runs: Sequence[_Run]) -> list[_Run]:
-    """The runs that are drawn, in their order: all, or those with the best validation accuracy."""
+def _choose_best(runs: Sequence[_Run]) -> list[_Run]:
+    """As many runs as there are styles, those with the best validation accuracy, in their order."""
     worth = [-1.0 if math.isnan(run.best) else run.best for run in runs]
     ranked = sorted(range(len(runs)), key=lambda index: -worth[index])
     return [runs[index] for index in sorted(ranked[:STYLES])]
 
 
-def _introduction(count: int, shown: int) -> str:
-    words = f"{count} run{'s' if count != 1 else ''}. Validation and best: the share of validation "
-    words += "images classified correctly, by the last evaluation and by the best one."
-    if shown < count:
-        words += f" The charts show the {shown} runs with the best validation accuracy."
-    return words
-
-
 def _training_charts(runs: Sequence[_Run]) -> list[Chart]:
     """Training loss and validation accuracy by epoch, and by time if runs differ in speed."""
-    charts = _by(runs, "epoch", epochs)
+    charts = _curves(runs, "epoch", points_by_epoch)
     speeds = [run.seconds / run.epochs for run in runs if run.seconds > 0 and run.epochs > 0]
     if len(speeds) > 1 and max(speeds) > _SAME_SPEED * min(speeds):
-        charts += _by(runs, "seconds of training", seconds)
+        charts += _curves(runs, "seconds of training", points_by_second)
     return charts
 
 
-def _by(runs: Sequence[_Run], x: str, series: Callable[[Record, str, str], Points]) -> list[Chart]:
+def _curves(
+    runs: Sequence[_Run], x: str, points: Callable[[Record, str, str], Points]
+) -> list[Chart]:
     losses, accuracies = [], []
     for style, run in enumerate(runs):
-        losses.append(loss_line(run.name, style, series(run.record, "train", "loss")))
-        points = [(place, 100 * top1) for place, top1 in series(run.record, "validation", "top1")]
-        accuracies.append(Line(run.name, _last(run.validation, ".1%"), style, points))
+        losses.append(loss_line(run.name, style, points(run.record, "train", "loss")))
+        percents = [(place, 100 * top1) for place, top1 in points(run.record, "validation", "top1")]
+        accuracies.append(Line(run.name, _format_last(run.validation, ".1%"), style, percents))
     drawn = ((loss_chart, losses), (accuracy_chart, accuracies))
     return [chart(lines, x) for chart, lines in drawn if any(line.finite for line in lines)]
 
@@ -327,7 +324,10 @@ def _c_map_charts(runs: Sequence[_Run], curves: Mapping[Path, CMapCurve]) -> lis
     mapped = {
         n: curves[run.record.folder] for n, run in enumerate(runs) if run.record.folder in curves
     }
-    first = {n: next(k for k in mapped if _same(mapped[k], mapped[n])) for n in mapped}
+    equal = lambda a, b: all(
+        np.array_equal(getattr(a, name), getattr(b, name)) for name in ("global_map", "layers")
+    )
+    first = {n: next(k for k in mapped if equal(mapped[k], mapped[n])) for n in mapped}
     named = {}
     for n in dict.fromkeys(first.values()):
         more = sum(k == n for k in first.values()) - 1
@@ -336,18 +336,12 @@ def _c_map_charts(runs: Sequence[_Run], curves: Mapping[Path, CMapCurve]) -> lis
     return [c_map_chart(named), layers_chart(named)] if named else []
 
 
-def _same(one: CMapCurve, other: CMapCurve) -> bool:
-    return np.array_equal(one.global_map, other.global_map) and np.array_equal(
-        one.layers, other.layers
-    )
-
-
 def _facts(records: Sequence[Record]) -> dict[str, str]:
     """Versions, machines and dates; those of all runs where they differ."""
     dates = sorted({str(date)[:10] for record in records if (date := record.run.get("started"))})
     facts = {
-        "Versions": _distinct(records, "versions", lambda name, value: f"{name} {value}"),
-        "Machine": _distinct(records, "machine", _machine_part),
+        "Versions": _join_distinct(records, "versions", lambda name, value: f"{name} {value}"),
+        "Machine": _join_distinct(records, "machine", _machine_part),
         "Dates": " to ".join(dates if len(dates) < 3 else [dates[0], dates[-1]]),
     }
     return {name: value for name, value in facts.items() if value}
@@ -361,11 +355,11 @@ def _machine_part(name: str, value: Json) -> str:
     return f"{value} {name.removesuffix('s') if value == 1 else name}"
 
 
-def _distinct(records: Sequence[Record], key: str, part: Callable[[str, Json], str]) -> str:
-    """Everything that `run.json` says under a key, each different saying once."""
-    said = []
+def _join_distinct(records: Sequence[Record], key: str, part: Callable[[str, Json], str]) -> str:
+    """What the `run.json` of all records says under a key, each different value once."""
+    words = []
     for record in records:
         found = record.run.get(key)
         parts = [part(*item) for item in found.items()] if isinstance(found, dict) else []
-        said.append(", ".join(part for part in parts if part))
-    return "; or ".join(dict.fromkeys(words for words in said if words))
+        words.append(", ".join(part for part in parts if part))
+    return "; or ".join(dict.fromkeys(one for one in words if one))

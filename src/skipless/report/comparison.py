@@ -1,7 +1,4 @@
-"""Networks trained side by side: their results as a table, and in words that follow the numbers.
-
-A comparison of networks as one HTML page that needs no other file and no network.
-"""
+"""Networks trained side by side, as by the demo: a table, a conclusion, and an HTML page."""
 
 from __future__ import annotations
 
@@ -22,14 +19,22 @@ from .charts import (
     c_map_chart,
     c_of_unrelated,
     degrees,
-    epochs,
+    describe_lines,
+    format_percent,
     layers_chart,
     loss_chart,
     loss_line,
-    spoken,
+    points_by_epoch,
 )
 from .figures import CMapCurve
-from .page import document, facts_table, figure, html_table, section, write_document
+from .page import (
+    html_document,
+    html_facts,
+    html_figure,
+    html_section,
+    html_table,
+    write_document,
+)
 from .svg import STYLES, Axis, Chart, Line, linear_axis, logarithmic_axis, swatch
 
 HEADER = (
@@ -37,10 +42,10 @@ HEADER = (
     "seconds",
 )  # fmt: skip
 
-# The best of a grid and the end of its record are one measurement, but one may have been printed.
+# The best of a grid and the end of its record are the same number, but one may have been rounded.
 _SAME_ACCURACY = 1e-6
 
-# From these c values on (11 and 60 degrees), the words call two outputs almost identical, or alike.
+# From these c values (11 and 60 degrees) two outputs are called almost identical, or alike.
 _ALMOST_IDENTICAL = 0.98
 _ALIKE = 0.5
 _DIVERGED = -12.0  # percent: the height of the crosses, below all accuracies
@@ -48,11 +53,11 @@ _DIVERGED = -12.0  # percent: the height of the crosses, below all accuracies
 
 @dataclass(frozen=True)
 class Contestant:
-    """One network of a comparison: what it is, its best run, and how every learning rate ended.
+    """One network of a comparison: what it is, its best run, and the result of every learning rate.
 
-    `grid` gives the last validation top-1 of every run by learning rate, NaN for one that diverged;
-    `record` is the record of the best of them, and `seconds` the time that this run took. All
-    accuracies are fractions. `curve` is None where no C map was computed.
+    `grid` has the last validation top-1 of every run by learning rate, NaN for one that diverged;
+    `record` and `seconds` are those of the best run. All accuracies are fractions. `curve` is None
+    if no C map was computed.
     """
 
     label: str
@@ -68,24 +73,24 @@ class Contestant:
     def __post_init__(self) -> None:
         if not self.grid or any(rate <= 0 for rate in self.grid):
             raise ValueError(
-                f"{self.label!r} has the learning rates {sorted(self.grid)}. "
-                "Give at least one run, and only rates above zero."
+                f"{self.label!r} needs at least one run, and learning rates above zero, got "
+                f"{sorted(self.grid)}"
             )
         if any(not 0 <= value <= 1 for value in self.grid.values() if not math.isnan(value)):
             raise ValueError(
-                f"{self.label!r} has the accuracies {sorted(self.grid.values())}. "
-                "Give them as fractions, from 0 to 1."
+                f"The accuracies of {self.label!r} must be fractions in [0, 1], got "
+                f"{sorted(self.grid.values())}"
             )
-        recorded = last(self.record, "validation", "top1")
+        recorded = _last_value(self.record, "validation", "top1")
         if self.learned and not abs(recorded - self.accuracy) <= _SAME_ACCURACY:
             raise ValueError(
                 f"{self.label!r} reached {self.accuracy:g} at its best learning rate, but the "
-                f"record in {self.record.folder} ends at {recorded:g}. Give the best run's record."
+                f"record in {self.record.folder} ends at {recorded:g}. Pass the best run's record."
             )
 
     @property
     def learned(self) -> bool:
-        """Whether any run ended without diverging."""
+        """Whether any run did not diverge."""
         return not all(math.isnan(value) for value in self.grid.values())
 
     @property
@@ -102,7 +107,7 @@ class Contestant:
     @property
     def training_accuracy(self) -> float:
         """The last training accuracy of the best run; NaN if all runs diverged."""
-        return last(self.record, "train", "accuracy") if self.learned else math.nan
+        return _last_value(self.record, "train", "accuracy") if self.learned else math.nan
 
 
 @dataclass(frozen=True)
@@ -118,26 +123,20 @@ class Comparison:
     def __post_init__(self) -> None:
         if not self.contestants or self.validation_images < 1:
             raise ValueError(
-                f"A comparison was asked for of {len(self.contestants)} networks on "
-                f"{self.validation_images} images. Give at least one of each."
+                "A comparison needs at least one network and one validation image, got "
+                f"{len(self.contestants)} and {self.validation_images}"
             )
 
 
-def last(record: Record, kind: str, name: str) -> float:
-    """The last value of a number in a record; NaN if it was never measured."""
+def _last_value(record: Record, kind: str, name: str) -> float:
     return next(reversed(record.series(kind, name)[1]), math.nan)
 
 
-def percent(fraction: float) -> str:
-    """A fraction in percent, with one digit behind the point.
-
-    >>> percent(0.9722), percent(float("nan"))
-    ('97.2%', 'diverged')
-    """
-    return "diverged" if math.isnan(fraction) else f"{100 * fraction:.1f}%"
+def _percent(fraction: float) -> str:
+    return format_percent(100 * fraction)
 
 
-def results(comparison: Comparison) -> list[list[str]]:
+def _rows(comparison: Comparison) -> list[list[str]]:
     """One row of text under `HEADER` for each network."""
     return [
         [
@@ -146,8 +145,8 @@ def results(comparison: Comparison) -> list[list[str]]:
             "yes" if one.normalisation else "no",
             f"{one.parameters:,}",
             f"{one.best_rate:g}" if one.learned else "-",
-            percent(one.training_accuracy),
-            percent(one.accuracy),
+            _percent(one.training_accuracy),
+            _percent(one.accuracy),
             f"{one.seconds:.0f}",
         ]
         for one in comparison.contestants
@@ -156,11 +155,11 @@ def results(comparison: Comparison) -> list[list[str]]:
 
 def results_table(comparison: Comparison) -> str:
     """The results for a terminal, as an aligned table of text."""
-    return table(HEADER, results(comparison))
+    return table(HEADER, _rows(comparison))
 
 
 def conclusion(comparison: Comparison) -> str:
-    """Who came first and by how much, and whether that is more than chance, in sentences."""
+    """Which network came first, by how much, and whether that may be chance, in sentences."""
     ranked = sorted(
         (one for one in comparison.contestants if one.learned), key=lambda one: -one.accuracy
     )
@@ -169,58 +168,55 @@ def conclusion(comparison: Comparison) -> str:
     if ranked:
         sentences += _ranking(ranked, comparison.validation_images)
     if diverged:
-        sentences.append(f"{_listed(diverged)} diverged at every learning rate tried.")
+        sentences.append(f"{_join(diverged)} diverged at every learning rate tried.")
     return " ".join(sentences)
 
 
 def _ranking(ranked: Sequence[Contestant], images: int) -> list[str]:
-    """The order of the networks that learned; equal are those whose accuracies print equally."""
+    """The order of the networks that learned; accuracies that print alike count as equal."""
     best = ranked[0]
-    first = [one for one in ranked if percent(one.accuracy) == percent(best.accuracy)]
+    first = [one for one in ranked if _percent(one.accuracy) == _percent(best.accuracy)]
     behind = ranked[len(first) :]
-    right = f"{percent(best.accuracy)} of the {images:,} validation images right"
-    names = _listed([one.label for one in first])
+    right = f"{_percent(best.accuracy)} of the {images:,} validation images right"
+    names = _join([one.label for one in first])
     if len(first) > 1:
         sentence = f"{names} come first together: each gets {right}"
     else:
         sentence = f"{names} {'comes first: it gets' if behind else 'gets'} {right}"
     gaps = [
-        f"{_points(best, one)} {'percentage points ' if number == 0 else ''}more than {one.label} "
-        f"({percent(one.accuracy)})"
+        f"{round(100 * best.accuracy, 1) - round(100 * one.accuracy, 1):.1f} "
+        f"{'percentage points ' if number == 0 else ''}more than {one.label} "
+        f"({_percent(one.accuracy)})"
         for number, one in enumerate(behind)
     ]
-    sentences = [f"{sentence}{', ' if gaps else ''}{_listed(gaps)}."]
-    close = [one.label for one in behind if best.accuracy - one.accuracy <= chance(best, images)]
+    sentences = [f"{sentence}{', ' if gaps else ''}{_join(gaps)}."]
+    close = [
+        one.label for one in behind if best.accuracy - one.accuracy <= chance_gap(best, images)
+    ]
     if close:
         sentences.append(
-            f"On so few images, a gap of up to {100 * chance(best, images):.1f} points can be "
-            f"chance, so {_listed([*(one.label for one in first), *close])} are about level."
+            f"On so few images, a gap of up to {100 * chance_gap(best, images):.1f} points can be "
+            f"chance, so {_join([*(one.label for one in first), *close])} are about level."
         )
     return sentences
 
 
-def chance(best: Contestant, images: int) -> float:
-    """Two standard errors of the difference of two networks that are both as good as `best`.
+def chance_gap(best: Contestant, images: int) -> float:
+    """Two standard errors of the difference between two networks as good as `best`.
 
-    Their answers count as independent, n images with the chance p each: 2 √(2 p (1 - p) / n). An
-    accuracy of exactly 1 is read as half an image less, since it does not mean that p = 1.
+    With independent answers on n images, each right with probability p: 2 √(2 p (1 - p) / n). An
+    accuracy of exactly 1 is taken as half an image less, since it does not mean that p = 1.
     """
     p = min(best.accuracy, 1 - 0.5 / images)
     return 2 * math.sqrt(2 * p * (1 - p) / images)
 
 
-def _points(best: Contestant, other: Contestant) -> str:
-    """The gap as the printed accuracies show it."""
-    gap = round(100 * best.accuracy, 1) - round(100 * other.accuracy, 1)
-    return f"{gap:.1f}"
-
-
-def _listed(words: Sequence[str]) -> str:
+def _join(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def fate_of_two_images(curve: CMapCurve) -> str:
-    """What a network does to two unrelated images before training, in words, from its C map."""
+def describe_c_map(curve: CMapCurve) -> str:
+    """What an untrained network does to two unrelated images, in words, from its C map."""
     unrelated = c_of_unrelated(curve)
     farthest = float(np.min(curve.global_map))
     if unrelated >= _ALMOST_IDENTICAL:
@@ -254,7 +250,7 @@ def rates_chart(contestants: Sequence[Contestant]) -> Chart:
         y = Axis(y.name, _DIVERGED, y.high, ((_DIVERGED, "diverged"), *y.ticks))
     return Chart(
         title="Every learning rate tried",
-        description="Validation accuracy by learning rate. " + spoken(lines),
+        description="Validation accuracy by learning rate. " + describe_lines(lines),
         x=Axis(x.name, x.low, x.high, tuple((r, f"{r:g}") for r in _spaced(rates)), True),
         y=y,
         lines=lines,
@@ -276,7 +272,7 @@ def _rates_line(style: int, one: Contestant) -> Line:
 
 
 def _spaced(rates: Sequence[float]) -> list[float]:
-    """The rates that are far enough from the last one for their numbers to stand side by side."""
+    """The rates whose numbers have room beside the last one."""
     room = (rates[-1] / rates[0]) ** 0.13
     chosen = [rates[0]]
     for rate in rates[1:]:
@@ -287,14 +283,14 @@ def _spaced(rates: Sequence[float]) -> list[float]:
 
 def write_page(path: Path, comparison: Comparison) -> Path:
     """Write the page to `path`, whose folder must exist, and return it."""
-    return write_document(path, page(comparison))
+    return write_document(path, comparison_page(comparison))
 
 
-def page(comparison: Comparison) -> str:
+def comparison_page(comparison: Comparison) -> str:
     """The page as text: the result in words and numbers, then why, then how it was made."""
     header = (
         f"<p>{escape(comparison.introduction)}</p>\n"
-        f'<p class="conclusion"><strong>In short:</strong> {_concluded(comparison)}</p>\n'
+        f'<p class="conclusion"><strong>In short:</strong> {_coloured_conclusion(comparison)}</p>\n'
     )
     sections = [
         _results(comparison),
@@ -303,10 +299,10 @@ def page(comparison: Comparison) -> str:
         _rates(comparison.contestants),
         _facts(comparison),
     ]
-    return document(comparison.title, header, sections)
+    return html_document(comparison.title, header, sections)
 
 
-def _concluded(comparison: Comparison) -> str:
+def _coloured_conclusion(comparison: Comparison) -> str:
     """The conclusion, with the networks' names in their colours."""
     names = {escape(one.label): f"t{n % STYLES}" for n, one in enumerate(comparison.contestants)}
     # The longest first, so that a name within another one does not break it.
@@ -318,7 +314,7 @@ def _concluded(comparison: Comparison) -> str:
 def _results(comparison: Comparison) -> str:
     rows = []
     for number, (one, row) in enumerate(
-        zip(comparison.contestants, results(comparison), strict=True)
+        zip(comparison.contestants, _rows(comparison), strict=True)
     ):
         name = (
             f'<th scope="row">{swatch(number)} {escape(row[0])}'
@@ -329,7 +325,7 @@ def _results(comparison: Comparison) -> str:
             for column, cell in zip(HEADER[1:], row[1:], strict=True)
         )
         rows.append(f"<tr>{name}{''.join(cells)}</tr>")
-    return section(
+    return html_section(
         "The networks and what they reached",
         html_table(
             "Each network at its best learning rate. Training: the share of its training images "
@@ -343,29 +339,28 @@ def _results(comparison: Comparison) -> str:
 
 
 def _c_maps(contestants: Sequence[Contestant]) -> str:
-    fates = "".join(
-        f"<li>{_named(number, one)}: {escape(fate_of_two_images(one.curve))}</li>"
-        for number, one in enumerate(contestants)
-        if one.curve is not None
-    )
-    if not fates:
-        return ""
     curves = {
         number: replace(one.curve, label=one.label)
         for number, one in enumerate(contestants)
         if one.curve is not None
     }
+    if not curves:
+        return ""
+    described = "".join(
+        f"<li>{_swatch_name(number, contestants[number])}: {escape(describe_c_map(curve))}</li>"
+        for number, curve in curves.items()
+    )
     unmapped = [one.label for one in contestants if one.curve is None]
     without = f" No C map was computed for {', '.join(unmapped)}." if unmapped else ""
-    return section(
+    return html_section(
         "Before training: can the network tell two images apart?",
         "<p>Send two images through a network whose weights are still random. Their "
         "<dfn>c value</dfn> is the cosine of the angle between them: 1 if they are identical, "
         "0 if they are unrelated, −1 if they are opposite. Each layer changes it, and "
         "what all layers together make of it is the network’s <dfn>C map</dfn>. Where all "
         "outputs are almost identical, training has nothing to take hold of.</p>\n"
-        f"<ul>{fates}</ul>\n",
-        figure(
+        f"<ul>{described}</ul>\n",
+        html_figure(
             [c_map_chart(curves), layers_chart(curves)],
             "C maps, as theory predicts them for wide networks. From input to output: the whole "
             "network; on the dotted diagonal nothing would change, and the marks are two unrelated "
@@ -377,22 +372,22 @@ def _c_maps(contestants: Sequence[Contestant]) -> str:
 
 def _training(contestants: Sequence[Contestant]) -> str:
     losses = [
-        loss_line(one.label, number, epochs(one.record, "train", "loss"))
+        loss_line(one.label, number, points_by_epoch(one.record, "train", "loss"))
         for number, one in enumerate(contestants)
     ]
     accuracies = [
         Line(
             label=one.label,
-            value=percent(one.accuracy),
+            value=_percent(one.accuracy),
             style=number,
-            points=[(x, 100 * y) for x, y in epochs(one.record, "validation", "top1")],
+            points=[(x, 100 * y) for x, y in points_by_epoch(one.record, "validation", "top1")],
             broken_off=not one.learned,
         )
         for number, one in enumerate(contestants)
     ]
-    return section(
+    return html_section(
         "Training: does it learn?",
-        figure(
+        html_figure(
             [loss_chart(losses), accuracy_chart(accuracies)],
             "The best run of each network. Training loss: the error on the training images, on a "
             "logarithmic axis. Validation accuracy: the share of images never trained on that are "
@@ -404,42 +399,45 @@ def _training(contestants: Sequence[Contestant]) -> str:
 def _rates(contestants: Sequence[Contestant]) -> str:
     rates = sorted({rate for one in contestants for rate in one.grid})
     alike = all(set(one.grid) == set(rates) for one in contestants)
-    rows = [
-        f'<tr><th scope="row">{rate:g}</th>{"".join(_ended(one, rate) for one in contestants)}</tr>'
-        for rate in rates
-    ]
-    return section(
+    rows = []
+    for rate in rates:
+        results = "".join(_rate_cell(one, rate) for one in contestants)
+        rows.append(f'<tr><th scope="row">{rate:g}</th>{results}</tr>')
+    return html_section(
         "Was every network given its chance?",
         f"<p>{'Every network was' if alike else 'The networks were not all'} trained once with "
         f"each of the {len(rates)} learning rates below; for each, the rate with the highest "
         "validation accuracy was chosen.</p>\n",
         '<div class="charts">\n',
-        figure(
+        html_figure(
             [rates_chart(contestants)],
             "Validation accuracy of every run by its learning rate. A ring marks the chosen rate, "
             "a cross a run that diverged.",
         ),
         html_table(
             "The same in numbers; those of the chosen rates are bold.",
-            ["learning rate", *(_named(number, one) for number, one in enumerate(contestants))],
+            [
+                "learning rate",
+                *(_swatch_name(number, one) for number, one in enumerate(contestants)),
+            ],
             rows,
         ),
         "</div>\n",
     )
 
 
-def _ended(one: Contestant, rate: float) -> str:
+def _rate_cell(one: Contestant, rate: float) -> str:
     """The cell of one run in the table of learning rates."""
-    words = percent(one.grid[rate]) if rate in one.grid else "not tried"
+    words = _percent(one.grid[rate]) if rate in one.grid else "not tried"
     return f'<td class="best">{words}</td>' if rate == one.best_rate else f"<td>{words}</td>"
 
 
 def _facts(comparison: Comparison) -> str:
     if not comparison.facts:
         return ""
-    return section("How this page was made", facts_table("Facts of the runs", comparison.facts))
+    return html_section("How this page was made", html_facts("Facts of the runs", comparison.facts))
 
 
-def _named(number: int, one: Contestant) -> str:
+def _swatch_name(number: int, one: Contestant) -> str:
     """A network's name beside a piece of its line."""
     return f'{swatch(number)} <b class="t{number % STYLES}">{escape(one.label)}</b>'

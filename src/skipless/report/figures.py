@@ -1,9 +1,4 @@
-"""The figure of C maps: one layer, the whole network, and layer by layer.
-
-An empty figure for a file, or an error that says what is wrong with the file or missing.
-
-The figure of kernel approximation error: measured q or c values beside the predicted ones.
-"""
+"""Figures by matplotlib: C maps, and measured q or c values beside the predicted ones."""
 
 from __future__ import annotations
 
@@ -19,30 +14,55 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMATS = (".png", ".svg")
+Array = npt.NDArray[np.float64]
+
+_MOST_BARS = 20
 
 
-def demand_figure_path(path: Path) -> None:
-    """Raise if no figure can be written to `path`; long computations ask this first."""
-    if path.suffix.lower() not in FORMATS:
+@dataclass(frozen=True)
+class CMapCurve:
+    """One method's C maps on the grid `c`, and the c value behind each layer, from c = 0."""
+
+    label: str
+    c: Array
+    local_map: Array
+    global_map: Array
+    layers: Array
+
+
+@dataclass(frozen=True)
+class KernelCurve:
+    """Measured values layer by layer; `bar` is half the length of the error bar at each."""
+
+    label: str
+    mean: Array
+    bar: Array
+
+
+@dataclass(frozen=True)
+class KernelPanel:
+    """Curves of one network at several widths, and the prediction for all of them."""
+
+    title: str
+    ylabel: str
+    predicted: Array
+    curves: tuple[KernelCurve, ...]
+
+
+def require_figure_path(path: Path) -> None:
+    """Raise if no figure can be written to `path`; call it before long computations."""
+    if path.suffix.lower() not in (".png", ".svg"):
         raise ValueError(
-            f"A figure was asked for as {path.name!r}, but it is written as PNG or SVG. "
-            "Give a name that ends in .png or .svg."
+            f"A figure must be PNG or SVG, in a file *.png or *.svg, got {path.name!r}"
         )
     if not path.parent.is_dir():
         raise FileNotFoundError(
             f"There is no folder {path.parent}. Make it first: mkdir -p {path.parent}"
         )
-    _matplotlib_figure()
+    _import_figure()
 
 
-def empty_figure(path: Path, width: float, height: float) -> Figure:
-    """A figure of so many inches, to be written to `path`, a PNG or SVG file."""
-    demand_figure_path(path)
-    return _matplotlib_figure()(figsize=(width, height), layout="constrained")
-
-
-def _matplotlib_figure() -> type[Figure]:
+def _import_figure() -> type[Figure]:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
@@ -52,23 +72,14 @@ def _matplotlib_figure() -> type[Figure]:
     return Figure
 
 
-Array = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class CMapCurve:
-    """One method's maps on the grid `c`, and the c values of the layers from c = 0 on."""
-
-    label: str
-    c: Array
-    local_map: Array
-    global_map: Array
-    layers: Array
+def _create_figure(path: Path, width: float, height: float) -> Figure:
+    require_figure_path(path)
+    return _import_figure()(figsize=(width, height), layout="constrained")
 
 
 def draw_c_maps(curves: Sequence[CMapCurve], title: str, path: Path) -> Path:
     """Draw the curves side by side into `path`, a PNG or SVG file, and return it."""
-    figure = empty_figure(path, 12.0, 4.3)
+    figure = _create_figure(path, 12.0, 4.3)
     local, whole, layers = figure.subplots(1, 3)
     styles = ("-", "--", "-.", ":")
     for number, curve in enumerate(curves):
@@ -92,32 +103,10 @@ def draw_c_maps(curves: Sequence[CMapCurve], title: str, path: Path) -> Path:
     return path
 
 
-_MOST_BARS = 20
-
-
-@dataclass(frozen=True)
-class KernelCurve:
-    """Measured values layer by layer; `bar` is half the length of the vertical line at each."""
-
-    label: str
-    mean: Array
-    bar: Array
-
-
-@dataclass(frozen=True)
-class KernelPanel:
-    """Curves of one network at several widths, and the prediction for all of them."""
-
-    title: str
-    ylabel: str
-    predicted: Array
-    curves: tuple[KernelCurve, ...]
-
-
 def draw_kernels(panels: Sequence[KernelPanel], title: str, path: Path, columns: int = 2) -> Path:
     """Draw the panels in rows of `columns` into `path`, a PNG or SVG file, and return it."""
     rows = math.ceil(len(panels) / columns)
-    figure = empty_figure(path, 5.2 * columns, 0.9 + 3.3 * rows)
+    figure = _create_figure(path, 5.2 * columns, 0.9 + 3.3 * rows)
     axes = figure.subplots(rows, columns, squeeze=False)
     for panel, own in zip(panels, axes.flat, strict=False):
         for number, curve in enumerate(panel.curves):

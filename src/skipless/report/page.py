@@ -1,6 +1,6 @@
-"""The parts that every HTML page of ours is made of; a page needs no other file and no network.
+"""HTML pages that need no other file and no network: their parts, and the page of sections.
 
-Sections as one HTML page: what became of all claims, then table, verdicts and charts of each.
+The parts are strings; templates would be a dependency more and no shorter.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from pathlib import Path
 from skipless.record import write_atomically
 from skipless.tables import numeric_columns
 
-from .sections import Section, Verdict, demand_distinct
-from .svg import Chart, drawn, page_style
+from .sections import Section, Verdict, require_distinct
+from .svg import Chart, page_style, svg_element
+
+_CLASSES = {True: "good", False: "bad", None: "open"}  # of verdicts, in the style sheet
 
 
 def write_document(path: Path, text: str) -> Path:
@@ -26,7 +28,7 @@ def write_document(path: Path, text: str) -> Path:
     return path
 
 
-def document(title: str, header: str, sections: Sequence[str]) -> str:
+def html_document(title: str, header: str, sections: Sequence[str]) -> str:
     """A whole page; `header` and `sections` are HTML."""
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -50,15 +52,15 @@ def document(title: str, header: str, sections: Sequence[str]) -> str:
 """
 
 
-def section(heading: str, *parts: str, name: str = "") -> str:
+def html_section(heading: str, *parts: str, name: str = "") -> str:
     """A section of HTML parts under a heading; `name` is its anchor."""
     anchor = f' id="{escape(name)}"' if name else ""
     return f"<section{anchor}>\n<h2>{escape(heading)}</h2>\n{''.join(parts)}</section>\n"
 
 
-def figure(charts: Sequence[Chart], caption: str = "") -> str:
-    """Charts side by side, or below each other where that is too narrow."""
-    drawings = "\n".join(drawn(chart) for chart in charts)
+def html_figure(charts: Sequence[Chart], caption: str = "") -> str:
+    """Charts side by side, or below each other on a narrow screen."""
+    drawings = "\n".join(svg_element(chart) for chart in charts)
     below = f"<figcaption>{escape(caption)}</figcaption>\n" if caption else ""
     return f'<figure>\n<div class="charts">\n{drawings}\n</div>\n{below}</figure>\n'
 
@@ -66,27 +68,27 @@ def figure(charts: Sequence[Chart], caption: str = "") -> str:
 def html_table(
     caption: str, header: Sequence[str], rows: Sequence[str], kind: str = "plain"
 ) -> str:
-    """A table whose header and rows are HTML; where it is too wide, it scrolls or falls into cards.
+    """A table whose header and rows are HTML; if it is too wide, it scrolls or falls into cards.
 
-    The cells of cards bring the name of their column as `data-name`.
+    The cells of cards have the name of their column as `data-name`.
     """
     head = "".join(f'<th scope="col">{name}</th>' for name in header)
-    return wide(
+    return _scrollable(
         caption,
         f'<table class="{kind}"><caption>{escape(caption)}</caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>{''.join(rows)}</tbody></table>\n",
     )
 
 
-def wide(name: str, content: str) -> str:
-    """A part of a page that scrolls by itself where the screen is too narrow for it."""
+def _scrollable(name: str, content: str) -> str:
+    """A part of a page that scrolls by itself if the screen is too narrow for it."""
     return (
         f'<div class="wide" role="region" tabindex="0" aria-label="{escape(name)}">\n'
         f"{content}</div>\n"
     )
 
 
-def facts_table(caption: str, facts: Mapping[str, str]) -> str:
+def html_facts(caption: str, facts: Mapping[str, str]) -> str:
     """Names and values, each in a row of its own."""
     rows = [
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
@@ -98,9 +100,6 @@ def facts_table(caption: str, facts: Mapping[str, str]) -> str:
     )
 
 
-_KINDS = {True: "good", False: "bad", None: "open"}  # classes of the style sheet
-
-
 def write_sections_page(
     path: Path, title: str, introduction: str, sections: Sequence[Section]
 ) -> Path:
@@ -109,27 +108,32 @@ def write_sections_page(
 
 
 def sections_page(title: str, introduction: str, sections: Sequence[Section]) -> str:
-    """The page as text."""
-    demand_distinct(sections)
+    """The page as text: the verdicts on all claims, then every section."""
+    require_distinct(sections)
     words = f"<p>{escape(introduction)}</p>\n" if introduction else ""
-    return document(title, words + _summary(sections), [_section(one) for one in sections])
+    return html_document(title, words + _summary(sections), [_section(one) for one in sections])
 
 
 def _summary(sections: Sequence[Section]) -> str:
-    """What became of every claim, or else the contents of a page of several sections."""
+    """The verdict on every claim, or else the contents of a page of several sections."""
     verdicts = [verdict for one in sections for verdict in one.verdicts]
     if not verdicts and len(sections) < 2:
         return ""
-    said = f"Of {len(verdicts)} claims, {_counted(verdicts)}." if len(verdicts) > 1 else ""
+    count = f"Of {len(verdicts)} claims, {_count(verdicts)}." if len(verdicts) > 1 else ""
     items = "".join(
-        f'<li><a href="#{escape(one.name)}">{escape(one.title)}</a>{_claims(one.verdicts)}</li>\n'
+        f'<li><a href="#{escape(one.name)}">{escape(one.title)}</a>'
+        + "".join(
+            f'<span class="claim">{_word(verdict)} {escape(verdict.claim)}</span>'
+            for verdict in one.verdicts
+        )
+        + "</li>\n"
         for one in sections
     )
-    return f'<p class="conclusion">{said}</p>\n' * bool(said) + f"<ul>\n{items}</ul>\n"
+    return f'<p class="conclusion">{count}</p>\n' * bool(count) + f"<ul>\n{items}</ul>\n"
 
 
-def _counted(verdicts: Sequence[Verdict]) -> str:
-    """How many claims hold, do not hold and were not run, as far as there are any."""
+def _count(verdicts: Sequence[Verdict]) -> str:
+    """How many claims hold, do not hold and were not run; those with none are left out."""
     words = {
         True: ("holds", "hold"),
         False: ("does not hold", "do not hold"),
@@ -139,42 +143,33 @@ def _counted(verdicts: Sequence[Verdict]) -> str:
     return ", ".join(f"{n} {words[holds][n > 1]}" for holds, n in counts.items() if n)
 
 
-def _claims(verdicts: Sequence[Verdict]) -> str:
-    """The claims of a section in short, below its name."""
-    return "".join(
-        f'<span class="claim">{_word(verdict)} {escape(verdict.claim)}</span>'
-        for verdict in verdicts
-    )
-
-
 def _word(verdict: Verdict) -> str:
-    return f'<b class="{_KINDS[verdict.holds]}">{verdict.word}</b>'
+    return f'<b class="{_CLASSES[verdict.holds]}">{verdict.word}</b>'
 
 
 def _section(one: Section) -> str:
     parts = [f"<p>{escape(one.introduction)}</p>\n"] if one.introduction else []
     if one.verdicts:
-        items = "".join(f"<li>{_told(verdict)}</li>\n" for verdict in one.verdicts)
+        items = "".join(
+            f"<li>{_word(verdict)} {escape(verdict.claim)}"
+            + f'<span class="claim">{escape(verdict.evidence)}</span>' * bool(verdict.evidence)
+            + "</li>\n"
+            for verdict in one.verdicts
+        )
         parts.append(f'<ul class="verdicts">\n{items}</ul>\n')
     if one.rows:
         parts.append(_table(one))
     if one.charts:
-        parts.append(figure(one.charts))
+        parts.append(html_figure(one.charts))
     if one.facts:
-        parts.append(facts_table("How it was made", one.facts))
-    return section(one.title, *parts, name=one.name)
-
-
-def _told(verdict: Verdict) -> str:
-    evidence = f'<span class="claim">{escape(verdict.evidence)}</span>' if verdict.evidence else ""
-    return f"{_word(verdict)} {escape(verdict.claim)}{evidence}"
+        parts.append(html_facts("How it was made", one.facts))
+    return html_section(one.title, *parts, name=one.name)
 
 
 def _table(one: Section) -> str:
     """The section's table, whose first column names the rows."""
-    kinds = [
-        "" if right else ' class="words"' for right in numeric_columns(len(one.header), one.rows)
-    ]
+    numeric = numeric_columns(len(one.header), one.rows)
+    kinds = ["" if right else ' class="words"' for right in numeric]
     names = zip(one.header, kinds, strict=True)
     head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in names)
     rows = []
@@ -182,7 +177,7 @@ def _table(one: Section) -> str:
         cells = zip(others, kinds[1:], strict=True)
         rest = "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in cells)
         rows.append(f'<tr><th scope="row">{escape(first)}</th>{rest}</tr>')
-    return wide(
+    return _scrollable(
         one.title,
         f'<table class="numbers">\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>{''.join(rows)}</tbody></table>\n",

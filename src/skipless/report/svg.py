@@ -1,8 +1,6 @@
-"""Small line charts as SVG text: for an HTML page whose style sheet colours them, or for a file.
+"""Small line charts as SVG text: inside an HTML page whose style sheet colours them, or as a file.
 
-Where labels of a chart go, and how their words are broken into lines.
-
-The style sheets of pages and charts, which share their colours.
+Pages and charts share their colours, which are in `page.css`.
 """
 
 from __future__ import annotations
@@ -15,15 +13,27 @@ from html import escape
 from pathlib import Path
 from textwrap import wrap
 
+WIDTH, HEIGHT = 400, 300
+LEFT, TOP, BOTTOM = 58, 46, 50
+RIGHT_OF_LABELS, RIGHT_OF_KEY = 104, 32
 GAP = 5  # between labels
 
+STYLES = 6  # colours and dashes in chart.css, marks below; a seventh line looks like the first
 
-def apart(
+_LINE_HEIGHT = 14
+_LABEL_WIDTH, _KEY_WIDTH = 12, 54  # characters
+_MOST_IN_CORNER, _LONGEST_IN_CORNER = 3, 40  # lines, and characters of their names
+_MARGIN = 12  # of a file
+
+_PAGE, _CHART = (Path(__file__).with_name(name) for name in ("page.css", "chart.css"))
+
+
+def spread_labels(
     wanted: Sequence[float], heights: Sequence[float], low: float, high: float, gap: float = GAP
 ) -> list[float]:
-    """Centres near the wanted ones, which rise, such that boxes around them do not overlap.
+    """Centres near the wanted ones, which must be sorted, such that boxes there do not overlap.
 
-    >>> apart([10, 12, 50], [10, 10, 10], 0, 60, gap=0)
+    >>> spread_labels([10, 12, 50], [10, 10, 10], 0, 60, gap=0)
     [10, 20.0, 50]
     """
     centres = list(wanted)
@@ -38,12 +48,12 @@ def apart(
     return centres
 
 
-def balanced(words: str, width: int) -> list[str]:
-    """Words in as few lines as `width` characters allow, and the lines as even as may be.
+def wrap_evenly(words: str, width: int) -> list[str]:
+    """Words in as few lines as `width` characters allow, of about the same length.
 
-    >>> balanced("Vanilla, TReLU (TAT)", 14)
+    >>> wrap_evenly("Vanilla, TReLU (TAT)", 14)
     ['Vanilla,', 'TReLU (TAT)']
-    >>> balanced("vanilla, TReLU", 11)  # not within a word, if that can be
+    >>> wrap_evenly("vanilla, TReLU", 11)  # words are split only if they must be
     ['vanilla,', 'TReLU']
     """
     fewest = len(wrap(words, width))
@@ -51,18 +61,15 @@ def balanced(words: str, width: int) -> list[str]:
     return next(lines for w in range(longest, width + 1) if len(lines := wrap(words, w)) == fewest)
 
 
-_PAGE, _CHART = (Path(__file__).with_name(name) for name in ("page.css", "chart.css"))
-
-
 def page_style() -> str:
-    """What a page with charts in it needs."""
+    """The style sheet of a page with charts in it."""
     return _PAGE.read_text(encoding="utf-8") + _CHART.read_text(encoding="utf-8")
 
 
 def chart_style() -> str:
-    """What a chart needs that is a file of its own: light colours, written out.
+    """The style sheet of a chart in a file of its own, with the light colours written out.
 
-    Few programs that show SVG files, other than browsers, know variables.
+    Few programs that show SVG files, other than browsers, support variables.
     """
     colours = light_colours()
     rules = re.sub(
@@ -72,26 +79,14 @@ def chart_style() -> str:
 
 
 def light_colours() -> dict[str, str]:
-    """The colours of a light page by name, which come first in its style sheet."""
+    """The colours of a light page by name; they come first in its style sheet."""
     first = _PAGE.read_text(encoding="utf-8").split("@media")[0]
     return dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", first))
 
 
-WIDTH, HEIGHT = 400, 300
-LEFT, TOP, BOTTOM = 58, 46, 50
-RIGHT_OF_LABELS, RIGHT_OF_KEY = 104, 32
-
-STYLES = 6  # colours and dashes in chart.css, marks below; a seventh line looks like the first
-
-_LINE_HEIGHT = 14
-_LABEL_WIDTH, _KEY_WIDTH = 12, 54  # characters
-_MOST_IN_CORNER, _LONGEST_IN_CORNER = 3, 40  # lines, and characters of their names
-_MARGIN = 12  # of a file
-
-
 @dataclass(frozen=True)
 class Axis:
-    """A range, the ticks in it with their words (a newline starts a second line), and a name."""
+    """A named range with ticks, whose words may have a second line."""
 
     name: str
     low: float
@@ -100,8 +95,8 @@ class Axis:
     logarithmic: bool = False
 
     def place(self, value: float) -> float:
-        """Where a value is between `low`, at 0, and `high`, at 1."""
-        if self.logarithmic:  # where zero has no place but the lowest
+        """The position of a value: 0 at `low`, 1 at `high`."""
+        if self.logarithmic:  # zero is put at the lowest place
             return math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
@@ -110,9 +105,9 @@ class Axis:
 class Line:
     """Points joined by a line, which breaks at NaN; `style` is the number of its colour.
 
-    `value` is written below the label. `marked` are the numbers of the points that get a mark, by
-    themselves only the last; `ringed` is the number of one with a ring around it, and `broken_off`
-    puts a cross at the last point. `bars` are the half lengths of error bars, one for each point.
+    `value` is written below the label. `marked` are the numbers of the points with a mark, by
+    default the last; `ringed` is the number of one with a ring around it, and `broken_off` puts a
+    cross at the last point. `bars` are the half lengths of error bars, one for each point.
     """
 
     label: str
@@ -127,8 +122,8 @@ class Line:
     def __post_init__(self) -> None:
         if self.bars and len(self.bars) != len(self.points):
             raise ValueError(
-                f"{len(self.bars)} error bars were given for the {len(self.points)} points of "
-                f"{self.label!r}. Give one for each point, NaN for none."
+                f"{self.label!r} needs {len(self.points)} error bars, one for each point (NaN for "
+                f"none), got {len(self.bars)}"
             )
 
     @property
@@ -141,9 +136,8 @@ class Line:
 class Chart:
     """A chart of lines; `key` names them in the lower right corner instead of at their ends.
 
-    Many or long names stand below the chart then, which is the higher for it.
-    `guide` is a thin line for comparison, `crosses` are points of their own by style, and
-    `description` says what is seen to those who do not see it.
+    If the names are many or long, they are listed below the chart. `guide` is a thin line for
+    comparison, `crosses` are extra points (style, x, y), and `description` is for screen readers.
     """
 
     title: str
@@ -171,7 +165,7 @@ def linear_axis(name: str, low: float, high: float, unit: str = "") -> Axis:
 
 
 def logarithmic_axis(name: str, values: Sequence[float]) -> Axis:
-    """An axis around all positive values, with ticks at powers of ten, and between if few.
+    """An axis around all positive values, with ticks at powers of ten, and more if those are few.
 
     >>> [words for _, words in logarithmic_axis("loss", [2.3, 0.02]).ticks]
     ['0.1', '1']
@@ -186,7 +180,7 @@ def logarithmic_axis(name: str, values: Sequence[float]) -> Axis:
     return Axis(name, low, high, tuple((t, f"{t:g}") for t in ticks), logarithmic=True)
 
 
-def drawn(chart: Chart) -> str:
+def svg_element(chart: Chart) -> str:
     """The chart as an `<svg>` element without ids, so that a page may hold many."""
     frame = _Frame(chart)
     opening = (
@@ -196,22 +190,22 @@ def drawn(chart: Chart) -> str:
     return "\n".join([opening, *_parts(frame), "</svg>"])
 
 
-def standalone(chart: Chart) -> str:
+def svg_file(chart: Chart) -> str:
     """The chart as an SVG file of its own, in the light colours and on their background."""
     frame = _Frame(chart)
     wide, high = WIDTH + 2 * _MARGIN, frame.height + 2 * _MARGIN
     box = f'x="-{_MARGIN}" y="-{_MARGIN}" width="{wide}" height="{high}"'
-    parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" class="chart" '
-        f'viewBox="-{_MARGIN} -{_MARGIN} {wide} {high}" width="{wide}" height="{high}" role="img">',
-        f"<title>{escape(chart.title)}</title>",
-        f"<desc>{escape(chart.description)}</desc>",
-        f"<style>\n{chart_style()}</style>",
-        f'<rect {box} fill="{light_colours()["page"]}"/>',
-        *_parts(frame),
-        "</svg>\n",
-    ]
-    return "\n".join(parts)
+    drawing = "\n".join(_parts(frame))
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" class="chart" \
+viewBox="-{_MARGIN} -{_MARGIN} {wide} {high}" width="{wide}" height="{high}" role="img">
+<title>{escape(chart.title)}</title>
+<desc>{escape(chart.description)}</desc>
+<style>
+{chart_style()}</style>
+<rect {box} fill="{light_colours()["page"]}"/>
+{drawing}
+</svg>
+"""
 
 
 def _parts(frame: _Frame) -> list[str]:
@@ -234,7 +228,7 @@ def _parts(frame: _Frame) -> list[str]:
 
 
 def swatch(style: int) -> str:
-    """A short piece of a line in its style, for a legend outside of the chart."""
+    """A short piece of a line in its style, for a legend outside the chart."""
     return (
         '<svg class="swatch" viewBox="0 0 34 12" aria-hidden="true">'
         f'<path class="line s{style % STYLES}" d="M1 6H33"/>{_mark(17, 6, style)}</svg>'
@@ -242,7 +236,7 @@ def swatch(style: int) -> str:
 
 
 class _Frame:
-    """Where the values of a chart are on the drawing."""
+    """Turns the values of a chart into places on the drawing."""
 
     def __init__(self, chart: Chart) -> None:
         self.chart = chart
@@ -310,7 +304,7 @@ def _line(frame: _Frame, line: Line) -> list[str]:
 
 
 def _bars(frame: _Frame, line: Line) -> list[str]:
-    """Error bars, as far as they are within the axis."""
+    """Error bars, cut off at the ends of the axis."""
     axis = frame.chart.y
     parts = []
     for (x, y), half in zip(line.points, line.bars, strict=False):
@@ -323,22 +317,22 @@ def _bars(frame: _Frame, line: Line) -> list[str]:
 
 
 def _label_height(line: Line) -> int:
-    return _LINE_HEIGHT * (len(balanced(line.label, _LABEL_WIDTH)) + bool(line.value))
+    return _LINE_HEIGHT * (len(wrap_evenly(line.label, _LABEL_WIDTH)) + bool(line.value))
 
 
 def _end_labels(frame: _Frame) -> list[str]:
-    """The lines' names right of their ends, moved apart where they would overlap."""
+    """The lines' names to the right of their ends, moved apart where they would overlap."""
     lines = [(*frame.at(*line.finite[-1]), line) for line in frame.chart.lines if line.finite]
     ends = sorted(lines, key=lambda end: end[1])
     heights = [_label_height(line) for _, _, line in ends]
-    centres = apart([y for _, y, _ in ends], heights, 0, frame.height - 8)
+    centres = spread_labels([y for _, y, _ in ends], heights, 0, frame.height - 8)
     parts = []
     for (x, y, line), height, centre in zip(ends, heights, centres, strict=True):
         style, left = line.style % STYLES, frame.right + 18
         parts.append(
             f'<path class="leader s{style}" d="M{x + 6:.1f} {y:.1f}L{left - 3} {centre:.1f}"/>'
         )
-        words = balanced(line.label, _LABEL_WIDTH)
+        words = wrap_evenly(line.label, _LABEL_WIDTH)
         for number, text in enumerate([*words, line.value] if line.value else words):
             down = centre - height / 2 + _LINE_HEIGHT * number + 11
             kind = "label" if number < len(words) else "label value"
@@ -360,7 +354,7 @@ def _key(frame: _Frame) -> list[str]:
 
 
 def _key_below(frame: _Frame) -> list[str]:
-    """The lines' names below each other, each behind a piece of its line."""
+    """The lines' names below the chart, each after a piece of its line."""
     parts = []
     y = HEIGHT + GAP
     for line in frame.chart.lines:
@@ -375,8 +369,8 @@ def _key_below(frame: _Frame) -> list[str]:
 
 
 def _key_words(line: Line) -> list[str]:
-    """A line's name in the lines of a key below the chart, which leave room for its value."""
-    return balanced(line.label, max(_LABEL_WIDTH, _KEY_WIDTH - len(line.value))) or [""]
+    """A line's name, wrapped for a key below the chart, with room for its value."""
+    return wrap_evenly(line.label, max(_LABEL_WIDTH, _KEY_WIDTH - len(line.value))) or [""]
 
 
 def _sample(x: float, y: float, style: int) -> list[str]:
@@ -384,7 +378,7 @@ def _sample(x: float, y: float, style: int) -> list[str]:
 
 
 def _mark(x: float, y: float, style: int) -> str:
-    """A disc, square, triangle, diamond, triangle or star: styles differ without colour, too."""
+    """A disc, square, triangle, diamond, triangle or star: styles differ without colour too."""
     shape = (
         "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
         "m-3.5-3.5h7v7h-7z",

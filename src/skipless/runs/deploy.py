@@ -29,7 +29,7 @@ from skipless.onnx.int8 import quantize_int8
 from skipless.onnx.run import latencies, measured_peak, output, session
 from skipless.record import write_atomically
 from skipless.report.page import write_sections_page
-from skipless.report.sections import Section, Verdict, escaped, markdown, text
+from skipless.report.sections import Section, Verdict, escape_markdown, markdown, section_text
 from skipless.torch.fold import fold
 from skipless.train.data import Data, Split
 from skipless.train.process import cores
@@ -323,9 +323,9 @@ def written(given: Deployment, output: Path) -> str:
     section = deployment_section(given)
     title = f"Deployed: {given.description}"
     write_atomically(output / "report.json", json.dumps(given.as_mapping(), indent=2) + "\n")
-    write_atomically(output / "report.md", f"# {escaped(title)}\n\n{markdown([section])}")
+    write_atomically(output / "report.md", f"# {escape_markdown(title)}\n\n{markdown([section])}")
     page = write_sections_page(output / "report.html", title, "", [section])
-    return f"{text(section)}\n\nEverything is in {page.parent}."
+    return f"{section_text(section)}\n\nEverything is in {page.parent}."
 
 
 def deployment_section(given: Deployment) -> Section:

@@ -1,9 +1,4 @@
-"""The figures of "The idea in pictures", each computed by `core`.
-
-    python -m skipless.paper.idea
-
-writes them into `docs/images/idea`.
-"""
+"""Draws the figures of "The idea in pictures", each computed by `core`: make figures."""
 
 from __future__ import annotations
 
@@ -19,9 +14,9 @@ from skipless.core.network import fold
 from skipless.core.solution import DKS, EOC, TAT, Solution
 from skipless.core.solve import solve
 from skipless.record import write_atomically
-from skipless.report.svg import Axis, Chart, Line, linear_axis, standalone
+from skipless.report.svg import Axis, Chart, Line, linear_axis, svg_file
 
-FOLDER = Path("docs/images/idea")
+FOLDER = Path(__file__).parent / "images" / "idea"
 DEPTHS = (20, 100, 1000)
 # Close together towards both ends, where the maps of deep networks bend.
 _C = np.cos(np.linspace(np.pi, 0.0, 201))
@@ -31,7 +26,7 @@ Maps = Sequence[tuple[str, Callable[[Array], Array]]]
 
 
 def one_layer() -> Chart:
-    """C maps of a single layer, of ReLU and of what lies between it and a straight line."""
+    """C maps of a single layer: ReLU, linear, and leaky ReLU between them."""
     maps = [
         (words, np.vectorize(lambda c, alpha=alpha: leaky_relu_c_map(c, alpha)))
         for words, alpha in (
@@ -44,7 +39,7 @@ def one_layer() -> Chart:
 
 
 def depth() -> Chart:
-    """C maps of ReLU networks, which are pressed against 1 the deeper they are."""
+    """C maps of ReLU networks, which come closer to 1 the deeper they are."""
     return _c_map_chart(
         "ReLU networks of many layers",
         [
@@ -78,7 +73,7 @@ def tailored() -> Chart:
 
 
 def held() -> Chart:
-    """C maps of TAT networks of different depths, which all hold C_f(0) at 0.9."""
+    """C maps of TAT networks of different depths, which all keep C_f(0) at 0.9."""
     graphs = [(f"TAT, {layers} layers", Graph.chain(layers)) for layers in DEPTHS]
     maps = [("ReLU, 100 layers", _network_map(Graph.chain(100), _RELU))]
     maps += [(words, _network_map(g, solve(g, TAT(eta=0.9)))) for words, g in graphs]
@@ -115,7 +110,7 @@ def write_figures(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{figure.__name__}.svg" for figure in FIGURES]
     for path, figure in zip(paths, FIGURES, strict=True):
-        write_atomically(path, standalone(figure()))
+        write_atomically(path, svg_file(figure()))
     return paths
 
 

@@ -1,0 +1,355 @@
+"""The paper's figures of trained networks, one function each: see `tables`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import fmean
+
+from skipless.runs.outcome import Outcome
+
+from .item import (
+    TYPICAL_NOISE,
+    Cell,
+    Claim,
+    Item,
+    Judgement,
+    Pair,
+    ScaleOverride,
+    accuracy_by_column,
+    accuracy_curves,
+    all_above,
+    judge_all,
+    level,
+    none_below,
+    percent_chart,
+    wins,
+)
+from .results import Results
+from .scales import OPTIMIZERS, RELU, TRELU, Options, vanilla, wide_vanilla
+
+METHODS = {"EOC": RELU, "TAT": TRELU}
+DEPTHS = (50, 101, 152, 200)  # of figures 1 and 7
+
+
+def figure1() -> Item:
+    """Vanilla networks by depth, EOC against TAT, with K-FAC.
+
+    The paper: TAT keeps its accuracy with depth, EOC loses. The figure's numbers are not printed;
+    those at depths 50 and 101 are also in table 5.
+    """
+    paper = {("EOC", 50): 72.6, ("TAT", 50): 74.6, ("EOC", 101): 71.8, ("TAT", 101): 74.2}
+    return Item(
+        name="figure1",
+        title="Figure 1: vanilla networks by depth",
+        label="fig:fig1",
+        minutes={"cpu": 21},
+        introduction="Networks without shortcuts and normalisation, with ReLU on the edge of chaos "
+        "(EOC) and with TReLU (TAT), trained with K-FAC. The scale cpu has one learning rate for "
+        "both, 0.003, and 10 epochs: networks of 200 layers need that. (With 0.01 and 5 epochs, "
+        "EOC stays at chance there, too, and TAT, with one seed, reaches 70.7 %.)",
+        claims=(
+            level(
+                "At depth 200, TAT is within 2 points of its accuracy at depth 50",
+                ("TAT", "200"),
+                beside=("TAT", "50"),
+                margin=2.0,
+            ),
+            wins(
+                "EOC falls with depth: it loses more than 10 points from 50 to 200",
+                ("EOC", "50"),
+                over=("EOC", "200"),
+                margin=10.0,
+            ),
+            wins("TAT beats EOC at every depth", ("TAT", "{d}"), over=("EOC", "{d}"), d=DEPTHS),
+        ),
+        cells=tuple(
+            Cell(
+                method,
+                str(depth),
+                {**vanilla(depth), **shaping, **OPTIMIZERS["K-FAC"]},
+                paper.get((method, depth)),
+            )
+            for method, shaping in METHODS.items()
+            for depth in DEPTHS
+        ),
+        charts=lambda results: [accuracy_by_column(results, METHODS, DEPTHS, "depth")],
+        overrides={
+            # Networks of 200 layers need more than 5 epochs, and a lower rate than others.
+            "cpu": ScaleOverride(
+                keep=lambda cell: cell.column != "152", epochs=1 / 9, rates={"kfac": (0.003,)}
+            )
+        },
+    )
+
+
+def figure3() -> Item:
+    """Training speed of K-FAC and SGD, with a cosine schedule, up to 360 epochs.
+
+    The paper: SGD (with batches of 512) catches up with K-FAC, but needs just over twice the
+    epochs.
+    """
+    lengths, batches = (90, 180, 360), {"K-FAC": 1024, "SGD": 512}
+    network: Options = {**vanilla(50), **TRELU, "schedule": "cosine"}
+    return Item(
+        name="figure3",
+        title="Figure 3: K-FAC against SGD by epochs",
+        label="fig:optimizer",
+        minutes={"cpu": 10},
+        introduction="The vanilla TReLU network of 50 layers, trained for 90, 180 or 360 epochs "
+        "with a cosine schedule. SGD has batches of 512, K-FAC of 1,024 (at the scale cpu 32 and "
+        "64).",
+        claims=(
+            Claim(
+                "K-FAC needs fewer epochs than SGD to the same training loss", _needs_fewer_epochs
+            ),
+            wins("K-FAC beats SGD after 90 epochs", ("K-FAC", "90"), over=("SGD", "90")),
+            level(
+                "K-FAC with half of SGD's 360 epochs is not worse",
+                ("K-FAC", "180"),
+                beside=("SGD", "360"),
+            ),
+        ),
+        cells=tuple(
+            Cell(
+                name,
+                str(epochs),
+                {**network, **OPTIMIZERS[name], "epochs": epochs, "batch_size": batch},
+            )
+            for name, batch in batches.items()
+            for epochs in lengths
+        ),
+        charts=lambda results: [
+            accuracy_by_column(results, batches, lengths, "epochs (of the paper)"),
+            accuracy_curves(
+                "Validation accuracy, 180 epochs (of the paper)",
+                {name: results.cell(name, "180") for name in batches},
+            ),
+        ],
+        overrides={
+            "cpu": ScaleOverride(
+                keep=lambda cell: (cell.row, cell.column) != ("K-FAC", "360"),
+                options={"evaluate_every": 1},
+                rates={"sgd": (0.01, 0.003), "kfac": (0.01,)},
+                seeds=3,
+            )
+        },
+    )
+
+
+def _needs_fewer_epochs(results: Results) -> Judgement:
+    """Whether K-FAC has the training loss that SGD ends with in fewer epochs, seed by seed."""
+    judged = []
+    for epochs in ("90", "180", "360"):
+        if (found := results.cells(("SGD", epochs), ("K-FAC", epochs))) is None:
+            continue
+        sgd, kfac = found
+        goals = [outcome.train_loss for outcome in sgd.outcomes if outcome.train_loss is not None]
+        if len(goals) < sgd.seeds or math.isnan(kfac.mean):
+            judged.append((False, "diverged"))
+            continue
+        taken = [epochs_to_loss(o, goal) for o, goal in zip(kfac.outcomes, goals, strict=True)]
+        whole = [outcome.training.epochs[-1] for outcome in sgd.outcomes]
+        mean = "never" if math.isinf(sum(taken)) else f"{fmean(taken):.1f}"
+        words = f"{mean} in place of {fmean(whole):.0f}, {sgd.seeds} seeds"
+        judged.append((all(t < w for t, w in zip(taken, whole, strict=True)), words))
+    holds, evidence = judge_all(judged)
+    return holds, evidence and f"Epochs to the training loss that SGD ends with: {evidence}"
+
+
+def epochs_to_loss(outcome: Outcome, loss: float) -> float:
+    """The first epoch whose mean training loss is that low; infinity if none is.
+
+    The mean is over the lines of the journal in the epoch that ends there, as is `train_loss`.
+    """
+    curve = outcome.training
+    for epoch in curve.epochs:
+        own = [v for e, v in zip(curve.epochs, curve.loss, strict=True) if epoch - 1 < e <= epoch]
+        if epoch >= 1 and sum(own) / len(own) <= loss:
+            return epoch
+    return math.inf
+
+
+def figure5() -> Item:
+    """Wide ResNets without shortcuts on CIFAR-10, by depth.
+
+    The paper: from depth 100 to 304, EOC drops dramatically, and TAT stays as it is. K-FAC, 200
+    epochs, the learning rate falls at 75 and 150, damping 0.01, norm constraint 0.0001 (appendix
+    E.2).
+    """
+    depths = (100, 154, 202, 250, 304)
+    training: Options = {
+        **OPTIMIZERS["K-FAC"],
+        "epochs": 200,
+        "marks": "75/200,150/200",
+        "kfac_preset": "cifar10",
+    }
+    return Item(
+        name="figure5",
+        title="Figure 5: CIFAR-10, Wide ResNets without shortcuts by depth",
+        label="fig:cifar",
+        minutes={"cpu": 7},
+        introduction="Wide ResNets without shortcuts and normalisation, with ReLU (EOC) and TReLU "
+        "(TAT), trained with K-FAC on CIFAR-10. The scale cpu has one learning rate, 0.003.",
+        claims=(
+            wins("TAT beats EOC at every depth", ("TAT", "{d}"), over=("EOC", "{d}"), d=depths),
+            Claim(
+                "EOC drops with depth", lambda results: all_above(results, _ends(results, "EOC"))
+            ),
+            Claim(
+                "TAT at the largest depth is within 2 points of its accuracy at the smallest",
+                lambda results: none_below(
+                    results,
+                    [(deep, shallow) for shallow, deep in _ends(results, "TAT")],
+                    margin=2.0,
+                ),
+            ),
+        ),
+        cells=tuple(
+            Cell(method, str(depth), {**wide_vanilla(depth), **shaping, **training})
+            for method, shaping in METHODS.items()
+            for depth in depths
+        ),
+        charts=lambda results: [accuracy_by_column(results, METHODS, depths, "depth")],
+        overrides={
+            "full": ScaleOverride(options={"data": "cifar10"}),
+            "cpu": ScaleOverride(
+                keep=lambda cell: cell.column in ("100", "202"),
+                options={"data": "cifar10", "image_size": 8, "train_size": 5120},
+                rates={"kfac": (0.003,)},
+                epochs=1 / 40,
+                width=1 / 4,
+                seeds=1,
+            ),
+        },
+    )
+
+
+def _ends(results: Results, method: str) -> list[Pair]:
+    """A method's cells at the smallest and the largest depth that was run, if these differ."""
+    depths = sorted({int(trial.column) for trial in results.trials})
+    return [((method, str(depths[0])), (method, str(depths[-1])))] if len(depths) > 1 else []
+
+
+def figure6() -> Item:
+    """K-FAC with its curvature updated less often, by steps and by seconds.
+
+    The paper: a step takes 2.5 times that of SGD when the curvature is updated every step and
+    inverted every 50, and 1.25 times with periods of 10 and 200, without a loss worth mentioning.
+    """
+    often, seldom, column = "K-FAC (1, 50)", "K-FAC (10, 200)", "accuracy"
+    rows: dict[str, Options] = {
+        "SGD": OPTIMIZERS["SGD"],
+        often: {
+            **OPTIMIZERS["K-FAC"],
+            "kfac_curvature_period": 1,
+            "kfac_inverse_period": 50,
+        },
+        seldom: {
+            **OPTIMIZERS["K-FAC"],
+            "kfac_curvature_period": 10,
+            "kfac_inverse_period": 200,
+        },
+    }
+    best = lambda results: {row: results.cell(row, column) for row in rows}
+    return Item(
+        name="figure6",
+        title="Figure 6: K-FAC with fewer updates of the curvature",
+        label="fig:K-FAC_speed",
+        minutes={"cpu": 4},
+        introduction="The vanilla TReLU network of 50 layers with K-FAC, whose curvature is "
+        "updated every step and inverted every 50, or every 10 and every 200.",
+        claims=(
+            level(
+                "Updating less often does not cost accuracy",
+                (seldom, column),
+                beside=(often, column),
+            ),
+            Claim(
+                "Updating less often makes a step a quarter cheaper, or more",
+                lambda results: _is_cheaper(results, seldom, often),
+            ),
+        ),
+        cells=tuple(
+            Cell(row, column, {**vanilla(50), **TRELU, **run}) for row, run in rows.items()
+        ),
+        charts=lambda results: [
+            accuracy_curves("Validation accuracy by epoch", best(results)),
+            accuracy_curves("Validation accuracy by seconds", best(results), seconds=True),
+        ],
+        overrides={
+            "cpu": ScaleOverride(
+                options={"evaluate_every": 1},
+                rates={"sgd": (0.03, 0.01), "kfac": (0.01,)},
+                epochs=1 / 9,
+                seeds=3,
+            )
+        },
+    )
+
+
+def _is_cheaper(results: Results, seldom: str, often: str) -> Judgement:
+    paper = {often: 2.5, seldom: 1.25}
+    ratios = {row: step_ratio(results, row) for row in paper}
+    if any(math.isnan(ratio) for ratio in ratios.values()):
+        return None, ""
+    words = ", ".join(f"{row} {ratio:.2f} (paper {paper[row]})" for row, ratio in ratios.items())
+    return ratios[seldom] < 0.75 * ratios[often], f"seconds of a step over SGD's: {words}"
+
+
+def step_ratio(results: Results, row: str) -> float:
+    """Seconds of a step over those of SGD: the fastest runs of each, which others disturb least."""
+
+    def fastest(name: str) -> float:
+        whole = (t.outcome for t in results.trials if t.row == name and not t.outcome.diverged)
+        return min((o.seconds for o in whole if o.seconds is not None), default=math.nan)
+
+    return fastest(row) / fastest("SGD")
+
+
+def figure7() -> Item:
+    """The training accuracy of figure 1's networks.
+
+    The paper: on ImageNet, EOC fits the training images as well as TAT, so that TAT is better at
+    generalising and not at optimising. The runs are those of figure 1.
+    """
+    runs = figure1()
+    return Item(
+        name="figure7",
+        title="Figure 7: training accuracy by depth",
+        label="fig:fig1_train",
+        minutes={"cpu": 21},
+        introduction="Training accuracy of the networks of figure 1, each at the learning rate "
+        "with the best validation accuracy.",
+        claims=(
+            Claim(
+                "EOC reaches the training accuracy of TAT at every depth",
+                lambda results: judge_all(_compare_training(results)),
+            ),
+        ),
+        cells=tuple(Cell(cell.row, cell.column, cell.run) for cell in runs.cells),
+        format_cell=lambda cell: (
+            "diverged" if math.isnan(cell.train_accuracy) else f"{cell.train_accuracy:.1f}"
+        ),
+        charts=lambda results: [percent_chart("Training accuracy", "depth", _train_lines(results))],
+        overrides=runs.overrides,
+    )
+
+
+def _compare_training(results: Results) -> Iterator[tuple[bool, str]]:
+    """Whether EOC's training accuracy is nowhere below TAT's."""
+    for depth in map(str, DEPTHS):
+        if found := results.cells(("EOC", depth), ("TAT", depth)):
+            eoc, tat = (cell.train_accuracy for cell in found)
+            yield eoc >= tat - TYPICAL_NOISE, f"depth {depth}: EOC {eoc:.1f}, TAT {tat:.1f}"
+
+
+def _train_lines(results: Results) -> dict[str, list[tuple[float, float, float]]]:
+    return {
+        method: [
+            (float(depth), cell.train_accuracy, math.nan)
+            for depth in DEPTHS
+            if (cell := results.cell(method, str(depth))) is not None
+        ]
+        for method in METHODS
+    }
