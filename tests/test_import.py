@@ -80,7 +80,7 @@ except ImportError as error:
     ("room", "hidden", "extra"),
     [
         ("skipless.jax", "jax", "jax"),
-        ("skipless.jax.nnx", "flax", "jax"),
+        ("skipless.jax.convert", "flax", "jax"),
         ("skipless.keras", "keras", "keras"),
         ("skipless.torch", "torch", "torch"),
     ],

@@ -14,9 +14,21 @@ from skipless import DKS, TAT, Graph, solve
 from skipless.core.graph import Nonlinearity
 from skipless.core.network import fold
 from skipless.core.summary import kind_of
-from skipless.jax import check, measure, normalize_per_location, pair_inputs, shaped, trace
-from skipless.jax.convert import draw, is_activation
-from skipless.jax.nnx import Constant, ConversionReport, Identity, ShapedActivation, TReLU, convert
+from skipless.jax import (
+    Constant,
+    ConversionReport,
+    Identity,
+    ShapedActivation,
+    TReLU,
+    check,
+    convert,
+    measure,
+    normalize_per_location,
+    pair_inputs,
+    shaped,
+    trace,
+)
+from skipless.jax.convert import initialize_, is_activation
 from skipless.jax.trace import UnsupportedModelError
 
 POINTS = jnp.linspace(-3.0, 3.0, 13)
@@ -70,7 +82,7 @@ def test_constants_are_not_trained_unless_asked_for() -> None:
 
 
 def test_a_number_that_is_no_constant_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"input_scale = 0, .* other than 0"):
+    with pytest.raises(ValueError, match=r"other than 0; got input_scale = 0"):
         ShapedActivation("tanh", 0.0)
 
 
@@ -131,7 +143,12 @@ class Network(nnx.Module):
 @cache
 def converted() -> tuple[Network, Network, ConversionReport]:
     original = Network()
-    return original, *convert(original, IMAGE, SHALLOW, rngs=nnx.Rngs(1))
+    model = convert(original, IMAGE, SHALLOW, rngs=nnx.Rngs(1))
+    return original, model, model.skipless_report
+
+
+def places(report: ConversionReport, what: str) -> list[str]:
+    return [change.where for change in report.changes if change.what == what]
 
 
 def shapes_of(model: nnx.Module) -> list[ShapedActivation]:
@@ -140,7 +157,7 @@ def shapes_of(model: nnx.Module) -> list[ShapedActivation]:
 
 def test_every_activation_that_is_held_is_shaped() -> None:
     original, model, report = converted()
-    assert sorted(report.shaped) == [
+    assert sorted(places(report, "activation replaced by TReLU")) == [
         *(f"blocks.{i}.activations.{j}" for i in (0, 1) for j in (0, 1)),
         "last.activation",
     ]
@@ -163,13 +180,13 @@ def test_the_solution_is_for_the_network_as_it_is() -> None:
     assert fold(report.graph, lambda c: c, 1.0) == pytest.approx(1.0, abs=1e-12)
     assert report.predicted[-1].c == pytest.approx(SHALLOW.eta, abs=1e-6)
     assert "TAT(eta=0.2" in str(report)
-    assert "Normalisation removed: blocks.0.norm, blocks.1.norm" in str(report)
+    assert places(report, "normalisation removed") == ["blocks.0.norm", "blocks.1.norm"]
 
 
 def test_normalisation_is_gone_and_layers_have_biases() -> None:
     _, model, report = converted()
     assert isinstance(model.blocks[0].norm, Identity)
-    assert report.given_biases == ("blocks.0.first", "blocks.1.first")
+    assert places(report, "bias added") == ["blocks.0.first", "blocks.1.first"]
     assert report.untouched == ()
     for _, module in nnx.iter_modules(model):
         bias = getattr(module, "bias", None)
@@ -197,7 +214,7 @@ def test_a_converted_model_is_compiled_and_trained() -> None:
 
     gradient = slopes(model)
     assert all(jnp.any(leaf != 0.0) for leaf in jax.tree.leaves(gradient))
-    again, _ = convert(model, IMAGE, TAT(eta=0.1), rngs=nnx.Rngs(1))  # shaped ones are held, too
+    again = convert(model, IMAGE, TAT(eta=0.1), rngs=nnx.Rngs(1))  # shaped ones are held, too
     for old, new in zip(shapes_of(model), shapes_of(again), strict=True):
         assert new.constants["negative_slope"] > old.constants["negative_slope"]
 
@@ -232,7 +249,8 @@ METHODS = {
 @cache
 def shaped_by(name: str) -> tuple[Wide, ConversionReport]:
     method, phi = METHODS[name]
-    return convert(Wide(), VECTORS, method, rngs=nnx.Rngs(1), activation=phi)
+    model = convert(Wide(), VECTORS, method, rngs=nnx.Rngs(1), activation=phi)
+    return model, model.skipless_report
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -250,6 +268,7 @@ def test_a_converted_model_is_traced_as_it_was_reported(name: str) -> None:
 def test_a_converted_model_has_the_kernel_that_was_predicted(name: str) -> None:
     model, report = shaped_by(name)
     found = check(nnx.jit(model), VECTORS, solution=report.solution, seeds=4)
+    assert str(found) == str(check(model, VECTORS, seeds=4))  # which carries its solution
     assert found.agrees, str(found)
     measured = measure(model, VECTORS).nodes
     assert [node.kind for node in measured] == [kind_of(n) for n in report.graph.nodes]
@@ -268,7 +287,10 @@ def test_a_converted_convolutional_model_is_traced_as_it_was_reported() -> None:
     [
         (Unnormalised, r"test_convert.py:\d+ add up to 2, .*w \* x \+ sqrt\(1 - w\*\*2\)"),
         (BehindActivation, r"starts behind an activation.*before activations"),
-        (NotHeld, r"2 of its activations are written in __call__.*self\.activation = nnx\.relu"),
+        (
+            NotHeld,
+            r"2 activations of Network are .* in __call__.*self\.activation = nnx\.relu",
+        ),
     ],
 )
 def test_what_cannot_be_converted_is_refused_with_advice(block, message: str) -> None:
@@ -303,7 +325,7 @@ def test_a_sum_at_the_output_is_refused_as_any_other(last, total: int) -> None:
     ids=["weighted", "divided", "bias", "sign"],
 )
 def test_a_normalised_sum_at_the_output_is_converted(last) -> None:
-    _, report = convert(Wide(last), VECTORS, SHALLOW, rngs=nnx.Rngs(0))
+    report = convert(Wide(last), VECTORS, SHALLOW, rngs=nnx.Rngs(0)).skipless_report
     assert fold(report.graph, lambda c: c, 1.0) == pytest.approx(1.0, abs=1e-12)
 
 
@@ -330,10 +352,8 @@ def test_layers_of_every_kind_are_drawn() -> None:
             self.embed = nnx.Embed(5, 3, rngs=rngs)
 
     model = Layers()
-    assert draw(model, TRELU, rngs, add_biases=False).untouched == (
-        "embed.embedding",
-        "per_head.kernel",
-    )
+    left, _ = initialize_(model, TRELU, rngs, add_biases=False)
+    assert left == ["embed.embedding", "per_head.kernel"]
     matrix = model.einsum.kernel[...].transpose(0, 2, 1).reshape(8, 3)
     close(matrix.T @ matrix, 8 / 3 * np.eye(3), 1e-5)
     assert model.causal.kernel[...].any(axis=(1, 2)).tolist() == [False, False, True]
@@ -346,17 +366,45 @@ def test_layers_of_every_kind_are_drawn() -> None:
 def test_convolutions_with_holes_are_refused(options) -> None:
     layer = Conv(4, 4, 3, rngs=nnx.Rngs(0), **options)
     with pytest.raises(ValueError, match="without mask and dilation"):
-        draw(nnx.Sequential(layer), TRELU, nnx.Rngs(0), add_biases=False)
+        initialize_(nnx.Sequential(layer), TRELU, nnx.Rngs(0), add_biases=False)
 
 
 def test_without_normalisation_no_biases_are_added() -> None:
     rngs = nnx.Rngs(0)
     net = [f for _ in range(15) for f in (nnx.Linear(8, 8, use_bias=False, rngs=rngs), nnx.relu)]
-    _, report = convert(nnx.Sequential(*net), jnp.ones((1, 8)), TAT(eta=0.5), rngs=nnx.Rngs(1))
-    assert report.given_biases == ()
+    model = convert(nnx.Sequential(*net), jnp.ones((1, 8)), TAT(eta=0.5))
+    assert places(model.skipless_report, "bias added") == []
 
 
 @pytest.mark.parametrize(("model", "found"), [(nnx.Linear, "the class Linear"), (jnp.tanh, "tanh")])
 def test_a_model_is_made_before_it_is_converted(model, found) -> None:
-    with pytest.raises(TypeError, match=f"has been made; found .*{found}.*Give one"):
+    with pytest.raises(TypeError, match=f"got .*{found}.*Make one first"):
         convert(model, IMAGE, rngs=nnx.Rngs(0))
+
+
+def test_the_report_stays_with_the_model_through_split_jit_and_clone() -> None:
+    model, report = shaped_by("TReLU")
+    definition, state = nnx.split(model)
+    assert nnx.merge(definition, state).skipless_report is report
+    assert nnx.clone(model).skipless_report is report
+    assert nnx.jit(lambda model, x: model(x))(model, VECTORS).shape == VECTORS.shape
+    assert hash(definition) == hash(nnx.split(model)[0])  # so that nothing is compiled twice
+
+
+def test_a_shortcut_weight_is_refused_where_sums_are_code() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"None, got 0\.5: the sum at test_conv"):
+        convert(Wide(), VECTORS, SHALLOW, shortcut_weight=0.5)
+
+
+def test_old_names_work_and_warn() -> None:
+    import skipless.jax
+    from skipless.jax import nnx as old
+
+    for name in ("Constant", "Identity", "ShapedActivation", "TReLU"):
+        with pytest.warns(DeprecationWarning, match=f"use skipless.jax.{name}"):
+            assert getattr(old, name) is getattr(skipless.jax, name)
+    chain = [f for _ in range(9) for f in (nnx.Linear(4, 4, rngs=nnx.Rngs(0)), nnx.relu)]
+    with pytest.warns(DeprecationWarning, match=r"skipless\.jax\.convert, whose model has"):
+        model, report = old.convert(nnx.Sequential(*chain), jnp.ones((1, 4)), SHALLOW)
+    assert model.skipless_report is report
+    assert callable(skipless.jax.convert)  # and not the module of that name

@@ -11,10 +11,12 @@ import torch
 from flax import linen, nnx
 
 from skipless.jax import (
-    delta_orthogonal,
+    UnsupportedModelError,
+    delta,
     gaussian_fan_in,
+    initialize,
     scaled_uniform_orthogonal,
-    transposed_delta_orthogonal,
+    transposed_delta,
 )
 from skipless.torch.init import scaled_uniform_orthogonal_
 
@@ -88,7 +90,7 @@ def test_gaussian_entries_are_normal_with_variance_gain_squared_over_fan_in() ->
 
 @pytest.mark.parametrize(("kernel", "groups"), [((3,), 1), ((4, 5), 2)])
 def test_delta_has_the_matrix_at_the_centre_only(kernel: tuple[int, ...], groups: int) -> None:
-    weight = delta_orthogonal(2.0, feature_group_count=groups)(KEY, (*kernel, 4, 6))
+    weight = delta(2.0, feature_group_count=groups)(KEY, (*kernel, 4, 6))
     matrix = scaled_uniform_orthogonal(2.0, feature_group_count=groups)(KEY, (4, 6))
     centre = weight[tuple((size - 1) // 2 for size in kernel)]
     np.testing.assert_array_equal(centre, matrix)
@@ -117,7 +119,7 @@ def test_under_same_padding_a_convolution_keeps_q_at_every_location(
     x = jnp.asarray(x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True)), "float32")
     # One group's channels have a q value of their own, so the mean over groups is kept, too.
     sizes = {"H": size, "W": size, "I": 6 // groups, "O": 8}
-    init = delta_orthogonal(1.0, *LAYOUTS[letters], feature_group_count=groups)
+    init = delta(1.0, *LAYOUTS[letters], feature_group_count=groups)
     weight = init(KEY, tuple(sizes[letter] for letter in letters))
     y = jax.lax.conv_general_dilated(
         x,
@@ -163,7 +165,7 @@ def test_a_transposed_convolution_copies_every_location(
 ) -> None:
     x = jax.random.normal(jax.random.key(1), (2, 5, 6))
     axes, shape = ((-1, -2), (size, 9, 6)) if turned else ((-2, -1), (size, 6, 9))
-    init = transposed_delta_orthogonal(stride, 1.0, *axes, transpose_kernel=turned)
+    init = transposed_delta(stride, 1.0, *axes, transpose_kernel=turned)
     kernel = init(KEY, shape)
     y = jax.lax.conv_transpose(x, kernel, (stride,), "SAME", transpose_kernel=turned)
     matrix = scaled_uniform_orthogonal(1.0, *axes)(KEY, shape[1:])
@@ -173,7 +175,7 @@ def test_a_transposed_convolution_copies_every_location(
 
 def test_a_causal_convolution_has_its_weights_at_the_last_tap() -> None:
     x = jax.random.normal(jax.random.key(1), (2, 7, 4))
-    init = delta_orthogonal(tap=(2,))
+    init = delta(tap=(2,))
     layer = nnx.Conv(4, 4, 3, padding="CAUSAL", kernel_init=init, rngs=nnx.Rngs(0))
     np.testing.assert_allclose(jnp.sum(layer(x) ** 2, -1), jnp.sum(x**2, -1), rtol=1e-5)
 
@@ -183,7 +185,7 @@ def test_flax_takes_the_initialisers() -> None:
     q = jnp.mean(x**2, axis=-1)
     layers = [
         linen.Dense(8, kernel_init=scaled_uniform_orthogonal()),
-        linen.Conv(8, (3, 3), kernel_init=delta_orthogonal()),
+        linen.Conv(8, (3, 3), kernel_init=delta()),
     ]
     for layer in layers:
         y = layer.apply(layer.init(KEY, x), x)
@@ -192,7 +194,7 @@ def test_flax_takes_the_initialisers() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_short_types_are_drawn_in_float32_and_rounded(dtype: str) -> None:
-    for init in (gaussian_fan_in(), delta_orthogonal()):
+    for init in (gaussian_fan_in(), delta()):
         short = init(KEY, (3, 4, 4), jnp.dtype(dtype))
         assert short.dtype == dtype
         np.testing.assert_array_equal(short, init(KEY, (3, 4, 4)).astype(dtype))
@@ -205,7 +207,7 @@ def test_float64_is_drawn_in_float64() -> None:
 
 
 def test_initialisers_are_pure_functions_of_their_key() -> None:
-    init = delta_orthogonal()
+    init = delta()
     every = jax.jit(jax.vmap(lambda key: init(key, (3, 4, 4))))
     first, second, again = every(jnp.stack([KEY, jax.random.key(1), KEY]))
     np.testing.assert_array_equal(first, again)
@@ -222,14 +224,14 @@ def test_empty_weights_stay_empty() -> None:
 @pytest.mark.parametrize(
     ("init", "shape", "message"),
     [
-        (delta_orthogonal(), (4,), r"shape \(4,\).*not different axes"),
-        (scaled_uniform_orthogonal(1.0, 1, 1), (4, 4), "in_axis = 1 and out_axis = 1"),
-        (scaled_uniform_orthogonal(1.0, 2, 0), (4, 4), "in_axis = 2"),
-        (delta_orthogonal(feature_group_count=3), (4, 4), "4 outputs, which 3 groups"),
-        (delta_orthogonal(feature_group_count=0), (4, 4), "4 outputs, which 0 groups"),
-        (delta_orthogonal(tap=(3,)), (3, 4, 4), r"size \(3,\).*tap \(3,\)"),
-        (delta_orthogonal(tap=(1, 1)), (3, 4, 4), r"size \(3,\).*tap \(1, 1\)"),
-        (transposed_delta_orthogonal(2), (1, 1, 3, 3), r"kernel \(1, 1\) and strides \(2, 2\)"),
+        (delta(), (4,), r"different axes of the shape \(4,\)"),
+        (scaled_uniform_orthogonal(1.0, 1, 1), (4, 4), "in_axis and out_axis .* got 1 and 1"),
+        (scaled_uniform_orthogonal(1.0, 2, 0), (4, 4), "got 2 and 0"),
+        (delta(feature_group_count=3), (4, 4), "divide the 4 outputs.*got 3"),
+        (delta(feature_group_count=0), (4, 4), "divide the 4 outputs.*got 0"),
+        (delta(tap=(3,)), (3, 4, 4), r"tap .*size \(3,\), got \(3,\)"),
+        (delta(tap=(1, 1)), (3, 4, 4), r"tap .*size \(3,\), got \(1, 1\)"),
+        (transposed_delta(2), (1, 1, 3, 3), r"kernel \(1, 1\) and strides \(2, 2\)"),
     ],
 )
 def test_what_is_no_weight_is_refused(init, shape: tuple[int, ...], message: str) -> None:
@@ -238,7 +240,7 @@ def test_what_is_no_weight_is_refused(init, shape: tuple[int, ...], message: str
 
 
 def test_other_types_and_shardings_are_refused() -> None:
-    with pytest.raises(ValueError, match="int32 was asked for"):
+    with pytest.raises(ValueError, match="floating-point type, got int32"):
         gaussian_fan_in()(KEY, (4, 4), jnp.int32)
     with pytest.raises(ValueError, match=r"jax\.device_put"):
         gaussian_fan_in()(KEY, (4, 4), None, jax.sharding.PartitionSpec())
@@ -246,20 +248,63 @@ def test_other_types_and_shardings_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "initialiser",
-    [scaled_uniform_orthogonal, gaussian_fan_in, delta_orthogonal],
+    [scaled_uniform_orthogonal, gaussian_fan_in, delta],
 )
 @pytest.mark.parametrize("key", [jax.random.key(0), jax.random.PRNGKey(0), "1.0"])
 def test_what_makes_an_initialiser_is_not_taken_for_one(initialiser, key) -> None:
-    with pytest.raises(TypeError, match=r"is no number\. Call it first"):
+    with pytest.raises(TypeError, match=r"(?s)must be a number, got .*Call what the"):
         initialiser(key, (4, 4))
-    with pytest.raises(TypeError, match=r"is no number\. Call it first"):
-        transposed_delta_orthogonal(2, key)
+    with pytest.raises(TypeError, match=r"(?s)must be a number, got .*Call what the"):
+        transposed_delta(2, key)
     for gain in (2, np.float32(2.0), jnp.asarray(2.0)):
         assert initialiser(gain)(jax.random.key(0), (4, 4)).shape == (4, 4)
 
 
 def test_a_transposed_kernel_has_a_stride_for_each_axis() -> None:
-    with pytest.raises(ValueError, match=r"Strides \(2, 2\).*shape \(4, 8, 8\) has 1 ax"):
-        transposed_delta_orthogonal((2, 2))(jax.random.key(0), (4, 8, 8))
-    with pytest.raises(TypeError, match="is no number"):
-        transposed_delta_orthogonal(jax.random.key(0), (4, 8, 8))  # pyright: ignore
+    with pytest.raises(ValueError, match=r"or 1 for a kernel of shape \(4, 8, 8\); got \(2, 2\)"):
+        transposed_delta((2, 2))(jax.random.key(0), (4, 8, 8))
+    with pytest.raises(TypeError, match="gain must be a number"):
+        transposed_delta(jax.random.key(0), (4, 8, 8))  # pyright: ignore
+
+
+def drawn(fn, *arguments, **options):
+    return initialize(fn, *arguments, key=KEY, **options)
+
+
+def test_all_layers_of_a_function_are_initialised_in_their_trees() -> None:
+    fn = lambda p, key, x: jnp.tanh(x @ p["w"].T + p["b"]) * p["gain"]
+    shapes = {
+        "w": jnp.ones((6, 4)),
+        "b": jax.ShapeDtypeStruct((6,), "float32"),
+        "gain": jnp.ones(()),
+    }
+    found, key = drawn(fn, shapes, KEY, jnp.ones((2, 4)), sigma_w=2.0, sigma_b=0.5)
+    assert key is KEY
+    assert found["gain"] == 1.0
+    np.testing.assert_allclose(found["w"].T @ found["w"], 4.0 * 6 / 4 * np.eye(4), atol=1e-4)
+    assert 0.1 < float(found["b"].std()) < 1.0
+    gaussian, _ = drawn(fn, shapes, KEY, jnp.ones((2, 4)), distribution="gaussian")
+    assert not np.allclose(gaussian["w"].T @ gaussian["w"], 1.5 * np.eye(4), atol=0.1)
+
+
+def test_layers_of_a_scan_are_initialised_in_their_stack() -> None:
+    fn = lambda x, w, b: jax.lax.scan(lambda x, p: (jnp.tanh(x @ p[0] + p[1]), None), x, (w, b))[0]
+    w, b = drawn(fn, jnp.ones((2, 4)), jnp.zeros((3, 4, 4)), jnp.ones((3, 4)), argnum=0)
+    np.testing.assert_allclose(w @ w.mT, np.broadcast_to(np.eye(4), (3, 4, 4)), atol=1e-5)
+    assert not np.allclose(w[0], w[1])
+    assert not b.any()
+
+
+def test_weights_used_in_part_keep_the_rest() -> None:
+    (w,) = drawn(lambda w, x: x @ w[1:5], jnp.full((6, 4), 7.0), jnp.ones((2, 4)))
+    np.testing.assert_allclose(w[1:5] @ w[1:5].T, np.eye(4), atol=1e-5)
+    assert (w[0] == 7.0).all()
+    assert (w[5] == 7.0).all()
+
+
+def test_weights_that_cannot_be_returned_are_refused() -> None:
+    held = jnp.ones((4, 4))
+    with pytest.raises(UnsupportedModelError, match=r"holds weights.*initialize\(fn, params"):
+        drawn(lambda x: x @ held, jnp.ones((2, 4)))
+    with pytest.raises(UnsupportedModelError, match="weights that are computed by dot_general"):
+        drawn(lambda p, x: x @ p[0] + p[1] @ p[0], [held, jnp.ones((1, 4))], jnp.ones((2, 4)))

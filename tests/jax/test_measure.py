@@ -118,7 +118,7 @@ def test_what_cannot_be_drawn_or_run_is_refused() -> None:
         check(computed, jnp.ones((4, 4)), x, solution=solution)
     with pytest.raises(UnsupportedModelError, match="of another layer, transposed"):
         check(lambda w, x: x @ w @ w.T, jnp.ones((4, 5)), x, solution=solution)
-    with pytest.raises(ValueError, match="only the shape"):
+    with pytest.raises(ValueError, match="Only the shape"):
         measure(lambda w, x: x @ w, jax.ShapeDtypeStruct((4, 4), jnp.float32), x)
     with pytest.raises(ValueError, match="even number of samples"):
         measure(lambda w, x: x @ w, jnp.ones((4, 4)), x[:1])

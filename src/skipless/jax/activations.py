@@ -1,10 +1,8 @@
-"""Shaped activations: φ̂, a pure function between two affine maps.
+"""Every φ of `core` as a function of JAX arrays, and shaped: φ̂ between two affine maps.
 
-Every φ of `core` as a function of JAX arrays.
-
-They keep the type of what they are given. Half precision is computed in float32 and rounded once.
-Each is built from operations that JAX differentiates as often as asked, with the slopes of `core`
-where φ has a kink.
+They keep the type of their input; half precision is computed in float32 and rounded once. Each is
+built from operations that JAX differentiates any number of times, with the slopes of `core` where φ
+has a kink.
 """
 
 from __future__ import annotations
@@ -46,24 +44,28 @@ class Phi:
         return in_float32(lambda wide: family(wide, parameter), x)
 
 
-def activation(name: str | core.Activation, negative_slope: float | None = None) -> Phi:
-    """φ as a function of arrays, for every activation that `core` knows.
+def function(name: str | core.Activation, negative_slope: float | None = None) -> Phi:
+    """φ as a function of arrays, for every activation in `skipless.activation_names()`.
 
     It keeps the type of its input, can be differentiated, compiled, mapped and pickled, and is
     equal to any other of the same name.
 
     >>> x = jnp.linspace(-2.0, 2.0, 5)
-    >>> bool(jnp.array_equal(activation("hard_tanh")(x), jnp.clip(x, -1.0, 1.0)))
+    >>> bool(jnp.array_equal(function("hard_tanh")(x), jnp.clip(x, -1.0, 1.0)))
     True
     """
-    phi = core.activation(name, negative_slope)
+    return in_arrays(core.activation(name, negative_slope))
+
+
+def in_arrays(phi: core.Activation) -> Phi:
+    """The same φ, of JAX arrays."""
     if phi.name in _TABLE and phi == core.activation(phi.name):
         return Phi(phi.name)
     if (member := Member.of(phi)) is not None:
         return Phi(member.family, member.number)
     raise ValueError(
-        f"activation({phi.name!r}) was asked for in JAX, but only its numpy form is known. Pass a "
-        "function of arrays: shaped(solution, function)."
+        f"{phi.name} is known in numpy only. Pass a function of JAX arrays as well: "
+        "shaped(solution, function)."
     )
 
 
@@ -159,8 +161,8 @@ class Shaped:
 
     A sigmoid is a tanh of half its input, moved up:
 
-    >>> half = Shaped(activation("tanh"), 0.5, 0.0, 0.5, 1.0)
-    >>> bool(jnp.allclose(half(0.3), activation("sigmoid")(0.3)))
+    >>> half = Shaped(function("tanh"), 0.5, 0.0, 0.5, 1.0)
+    >>> bool(jnp.allclose(half(0.3), function("sigmoid")(0.3)))
     True
     """
 
@@ -175,9 +177,7 @@ class Shaped:
             number = float(getattr(self, name))
             if not math.isfinite(number) or (name == "input_scale" and number == 0.0):
                 raise ValueError(
-                    f"A shaped activation was given {name} = {number:g}, with which it is no "
-                    "function of its input. Give finite constants and an input_scale other than 0, "
-                    "as `solve` finds them."
+                    f"{name} must be finite, and input_scale other than 0; got {name} = {number:g}."
                 )
             object.__setattr__(self, name, number)
 
@@ -204,9 +204,11 @@ _CONSTANTS = tuple(field.name for field in fields(Shaped))[1:]
 
 
 def shaped(solution: Solution, function: Function | None = None) -> Shaped:
-    """The φ̂ of `solution` as a function of arrays, to be jitted, mapped and differentiated.
+    """The φ̂ of `solution` as a function of arrays, which can be jitted, mapped and differentiated.
 
-    `function` is φ in arrays, to be given if φ is an `Activation` of the user's own.
+    Args:
+        solution: What `solve` returned.
+        function: φ in JAX arrays; needed if φ is an `Activation` of your own.
 
     >>> from skipless import DKS, Graph, solve
     >>> tanh = solve(Graph.chain(50), DKS(), "tanh")
@@ -215,4 +217,4 @@ def shaped(solution: Solution, function: Function | None = None) -> Shaped:
     """
     require_solution(solution)
     used = {name: v for name in _CONSTANTS if (v := solution.parameters[name]) is not None}
-    return Shaped(activation(solution.base) if function is None else function, **used)
+    return Shaped(in_arrays(solution.base) if function is None else function, **used)

@@ -1,10 +1,8 @@
-"""A model of Flax NNX shaped in one line: convert(model, example, method) -> model, report.
+"""A Flax NNX model shaped in one line: convert(model, example, method) -> model.
 
-Shaped activations as modules of Flax NNX.
-
-What the modules of a model hold: activations and normalisation layers, found and replaced.
-
-Weights of Flax's layers, drawn anew in a model.
+Activations that the modules of a model hold, as attributes or in lists, tuples and dictionaries,
+are found by trying them out, and replaced. What `__call__` writes out cannot be replaced from
+outside; it is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +15,14 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+
+try:
+    from flax import nnx
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"skipless.jax.convert needs {error.name}, which is not installed: "
+        "pip install 'skipless[jax]'"
+    ) from error
 from jax import Array
 from jax.nn.initializers import Initializer
 from jax.typing import ArrayLike
@@ -31,13 +36,13 @@ from skipless.core.rescale import combine, normalise_sums, to_residual_form
 from skipless.core.solution import TAT, Method, Solution
 from skipless.core.solve import solve
 
-from .activations import Function, Phi, Shaped, activation, in_float32, shaped
-from .init import delta_orthogonal, scaled_uniform_orthogonal, transposed_delta_orthogonal
+from .activations import Function, Phi, Shaped, function, in_arrays, in_float32, shaped
+from .init import delta, scaled_uniform_orthogonal, transposed_delta
 from .trace import UnsupportedModelError, trace
 
 
 class Constant(nnx.Variable[Array]):
-    """A number that `solve` found: part of the model's state, and not of what is trained."""
+    """A number that `solve` found: in the model's state, but not trained."""
 
 
 class ShapedActivation(nnx.Module):
@@ -45,12 +50,12 @@ class ShapedActivation(nnx.Module):
 
     $$\hat\varphi(x) = s_o \left(\varphi(s_i\, x + b_i) + b_o\right)$$
 
-    φ is a name, an `Activation` of `core`, or a function of arrays. The constants are `Constant`s:
-    saved, restored, split and merged with the model, but left alone by whatever takes `nnx.Param`.
-    Half precision is computed in float32 and rounded once.
+    φ is a name, an `Activation`, or a function of arrays. The constants are `Constant`s: saved,
+    restored, split and merged with the model, but left alone by whatever takes `nnx.Param`. Half
+    precision is computed in float32 and rounded once.
 
     >>> half = ShapedActivation("tanh", 0.5, 0.0, 0.5, 1.0)
-    >>> bool(jnp.allclose(half(0.3), activation("sigmoid")(0.3)))
+    >>> bool(jnp.allclose(half(0.3), function("sigmoid")(0.3)))
     True
     >>> sorted(nnx.to_pure_dict(nnx.state(half, Constant)))
     ['input_scale', 'input_shift', 'output_scale', 'output_shift']
@@ -64,14 +69,14 @@ class ShapedActivation(nnx.Module):
         output_scale: float = 1.0,
         output_shift: float = 0.0,
     ) -> None:
-        function = activation(phi) if isinstance(phi, str | core.Activation) else phi
-        self._hold(Shaped(function, input_scale, input_shift, output_scale, output_shift))
+        f = function(phi) if isinstance(phi, str | core.Activation) else phi
+        self._set_constants(Shaped(f, input_scale, input_shift, output_scale, output_shift))
 
     @staticmethod
     def from_solution(solution: Solution, function: Function | None = None) -> ShapedActivation:
-        """The φ̂ of `solution`, which is a `TReLU` if it has but a slope and an output scale.
+        """The φ̂ of `solution`: a `TReLU` if it has only a slope and an output scale.
 
-        `function` is φ in arrays, to be given if φ is an `Activation` of the user's own.
+        `function` is φ in JAX arrays, needed if φ is an `Activation` of your own.
 
         >>> from skipless import Graph, solve
         >>> type(ShapedActivation.from_solution(solve(Graph.chain(50)))).__name__
@@ -106,7 +111,7 @@ class ShapedActivation(nnx.Module):
     def _number(self, name: str, x: Array) -> Array:
         return getattr(self, name)[...].astype(x.dtype)
 
-    def _hold(self, phi: Shaped, names: Sequence[str] | None = None) -> None:
+    def _set_constants(self, phi: Shaped, names: Sequence[str] | None = None) -> None:
         self.function = phi.function
         slope = _slope(phi.function)
         numbers = phi.constants if slope is None else {"negative_slope": slope} | phi.constants
@@ -126,8 +131,8 @@ class TReLU(ShapedActivation):
     def __init__(self, negative_slope: float, output_scale: float | None = None) -> None:
         if output_scale is None:
             output_scale = math.sqrt(2.0 / (1.0 + negative_slope**2))
-        phi = activation(core.leaky_relu(negative_slope))
-        self._hold(Shaped(phi, output_scale=output_scale), ("negative_slope", "output_scale"))
+        phi = Shaped(in_arrays(core.leaky_relu(negative_slope)), output_scale=output_scale)
+        self._set_constants(phi, ("negative_slope", "output_scale"))
 
     def _between(self, x: Array) -> Array:
         return self._function(x) * self._number("output_scale", x)
@@ -140,26 +145,24 @@ def _slope(function: Function) -> float | None:
 
 
 _Normalisation = nnx.BatchNorm | nnx.LayerNorm | nnx.RMSNorm | nnx.GroupNorm | nnx.InstanceNorm
-# Evenly spaced, so that second differences tell what bends; and the same with another second half.
+# Evenly spaced, so that second differences show what bends; and the same with another second half.
 _PROBE = np.linspace(-4.0, 4.0, 18, dtype=np.float32)
 _OTHER = np.where(np.arange(18) < 9, _PROBE, np.float32(0.3))
 _BEND = 1e-3
 
 
 class Identity(nnx.Module):
-    """What stands where a normalisation layer stood: its input, whatever else it is given."""
+    """Replaces a normalisation layer: returns its input, whatever else it gets."""
 
     def __call__(self, x: Array, *_: object, **__: object) -> Array:
         return x
 
 
-class Held(nnx.Module):
-    """A place where an activation was held, and may be tried out."""
-
-    function: Function
+class Placeholder(nnx.Module):
+    """Stands for an activation that a module holds, while functions are tried out."""
 
     def __init__(self) -> None:
-        self.function = jnp.tanh
+        self.function: Function = jnp.tanh
 
     def __call__(self, x: Array) -> Array:
         return self.function(x)
@@ -177,12 +180,12 @@ def is_activation(value: object) -> bool:
         return False
     try:
         found = [value(jnp.asarray(points)) for points in (_PROBE, _OTHER)]
-    except Exception:  # it is for other arguments, whatever it is
+    except Exception:  # it takes other arguments
         return False
     if not all(isinstance(y, Array) and y.shape == _PROBE.shape for y in found):
         return False
     whole, half = (np.asarray(y, float)[: len(_PROBE) // 2] for y in found)
-    # What acts on each number by itself does not care for the others.
+    # A pointwise function gives the same first half, whatever the second half is.
     return np.allclose(whole, half, rtol=1e-5, atol=1e-6) and bool(
         np.abs(np.diff(np.asarray(found[0], float), n=2)).max() > _BEND
     )
@@ -191,9 +194,9 @@ def is_activation(value: object) -> bool:
 def replace(
     model: nnx.Module, chosen: Callable[[object], bool], build: Callable[[], nnx.Module]
 ) -> list[str]:
-    """Names of the places in `model` where what was `chosen` is now something new."""
+    """Put what `build` makes wherever `model` holds what is `chosen`; returns the places."""
     names: list[str] = []
-    # Most layers hold the same few functions. They are kept, for ids are those of what is alive.
+    # Most layers hold the same few functions. They are kept, since an id is unique while alive.
     answers: dict[int, tuple[bool, object]] = {}
 
     def is_chosen(value: object) -> bool:
@@ -224,36 +227,31 @@ _Convolution = nnx.Conv | nnx.ConvTranspose
 _Layer = nnx.Linear | nnx.LinearGeneral | nnx.Einsum | _Convolution
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Names of the parameters left as they were, and of layers that were given biases."""
+def initialize_(
+    model: nnx.Module, solution: Solution, rngs: nnx.Rngs, *, add_biases: bool
+) -> tuple[list[str], list[str]]:
+    """Re-initialise `model`; returns names of parameters left alone, and of layers given biases.
 
-    untouched: tuple[str, ...]
-    given_biases: tuple[str, ...]
-
-
-def draw(model: nnx.Module, solution: Solution, rngs: nnx.Rngs, *, add_biases: bool) -> Drawn:
-    """What was not drawn, and what was added, after drawing all else in place.
-
-    Dense layers get weights by `scaled_uniform_orthogonal`, convolutions by `delta_orthogonal`,
-    with the gain `sigma_w` of `solution`; biases are normal with its `sigma_b`. Layers without
-    biases are given some if `add_biases` says so. A parameter that several layers share is drawn
-    once. Layers that were made many at once, by `nnx.vmap`, are drawn one by one.
+    Dense layers get weights by `scaled_uniform_orthogonal`, convolutions by `delta`, with the gain
+    `sigma_w` of `solution`; biases are normal with its `sigma_b`. With `add_biases`, layers without
+    biases get some. A parameter that layers share is drawn once. Layers made many at once, by
+    `nnx.vmap`, are drawn one by one.
 
     >>> from skipless import Graph, solve
     >>> model = nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.PReLU())
-    >>> draw(model, solve(Graph.chain(50)), nnx.Rngs(0), add_biases=False).untouched
-    ('layers.1.negative_slope',)
+    >>> initialize_(model, solve(Graph.chain(50)), nnx.Rngs(0), add_biases=False)[0]
+    ['layers.1.negative_slope']
     """
     done: set[int] = set()
     given: list[str] = []
     for path, layer in nnx.iter_modules(model):
         if not isinstance(layer, _Layer) or (rule := _rule(layer, solution.sigma_w)) is None:
             continue
+        init, axes = rule
         if id(layer.kernel) not in done:
-            _draw_weights(layer.kernel, rule, rngs)
+            _draw_weights(layer.kernel, init, axes, rngs)
         if add_biases and layer.bias is None and not isinstance(layer, nnx.Einsum):
-            layer.bias = nnx.Param(jnp.zeros(_bias_shape(layer, rule), layer.param_dtype))
+            layer.bias = nnx.Param(jnp.zeros(_bias_shape(layer, axes), layer.param_dtype))
             layer.use_bias = True
             given.append(_name(path))
         if layer.bias is not None and id(layer.bias) not in done:
@@ -262,52 +260,42 @@ def draw(model: nnx.Module, solution: Solution, rngs: nnx.Rngs, *, add_biases: b
             _put(layer.bias, normal(rngs.params(), old.shape, old.dtype))
         done.update((id(layer.kernel), id(layer.bias)))
     variables = nnx.iter_graph(model)
-    untouched = [
-        _name(path) for path, v in variables if isinstance(v, nnx.Param) and id(v) not in done
-    ]
-    return Drawn(tuple(untouched), tuple(given))
+    left = [_name(path) for path, v in variables if isinstance(v, nnx.Param) and id(v) not in done]
+    return left, given
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """How a kernel is drawn: an initialiser for its last `axes` axes; those before are copies."""
-
-    init: Initializer
-    axes: int
-
-
-def _rule(layer: _Layer, gain: float) -> _Rule | None:
+def _rule(layer: _Layer, gain: float) -> tuple[Initializer, int] | None:
+    """An initialiser for the last axes of a kernel, and how many; those before are copies."""
     match layer:
         case nnx.Linear():
-            return _Rule(scaled_uniform_orthogonal(gain), 2)
+            return scaled_uniform_orthogonal(gain), 2
         case nnx.LinearGeneral():
             k, m = len(layer.in_features), len(layer.out_features)
             ins, outs = range(-k - m, -m), range(-m, 0)
-            return _Rule(scaled_uniform_orthogonal(gain, tuple(ins), tuple(outs)), k + m)
+            return scaled_uniform_orthogonal(gain, tuple(ins), tuple(outs)), k + m
         case nnx.Einsum():
             return _einsum_rule(layer, gain)
         case nnx.Conv():
-            _refuse_gaps(layer, layer.mask, layer.input_dilation)
+            _require_no_gaps(layer, layer.mask, layer.input_dilation)
             causal = layer.padding == "CAUSAL"
-            init = delta_orthogonal(
+            init = delta(
                 gain,
                 feature_group_count=layer.feature_group_count,
                 tap=[size - 1 for size in layer.kernel_size] if causal else None,
             )
-            return _Rule(init, len(layer.kernel_size) + 2)
         case _:
-            _refuse_gaps(layer, layer.mask, layer.kernel_dilation)
+            _require_no_gaps(layer, layer.mask, layer.kernel_dilation)
             turned = layer.transpose_kernel
-            init = transposed_delta_orthogonal(
+            init = transposed_delta(
                 1 if layer.strides is None else layer.strides,
                 gain,
                 *((-1, -2) if turned else (-2, -1)),
                 transpose_kernel=turned,
             )
-            return _Rule(init, len(layer.kernel_size) + 2)
+    return init, len(layer.kernel_size) + 2
 
 
-def _einsum_rule(layer: nnx.Einsum, gain: float) -> _Rule | None:
+def _einsum_rule(layer: nnx.Einsum, gain: float) -> tuple[Initializer, int] | None:
     """The rule for `inputs,kernel->outputs`; None where an axis of the kernel is in all three."""
     equation = (layer.einsum_str or "").replace(" ", "")
     sides, _, outputs = equation.partition("->")
@@ -317,13 +305,13 @@ def _einsum_rule(layer: nnx.Einsum, gain: float) -> _Rule | None:
     if not kernel.isalpha() or len(ins) + len(outs) != len(kernel) or not ins or not outs:
         return None
     from_end = [tuple(i - len(kernel) for i in axes) for axes in (ins, outs)]
-    return _Rule(scaled_uniform_orthogonal(gain, *from_end), len(kernel))
+    return scaled_uniform_orthogonal(gain, *from_end), len(kernel)
 
 
-def _draw_weights(kernel: nnx.Param[Array], rule: _Rule, rngs: nnx.Rngs) -> None:
+def _draw_weights(kernel: nnx.Param[Array], init: Initializer, axes: int, rngs: nnx.Rngs) -> None:
     old = kernel[...]
-    copies, shape = old.shape[: old.ndim - rule.axes], old.shape[old.ndim - rule.axes :]
-    draw_one = lambda key: rule.init(key, shape, old.dtype)
+    copies, shape = old.shape[: old.ndim - axes], old.shape[old.ndim - axes :]
+    draw_one = lambda key: init(key, shape, old.dtype)
     if not copies:  # as almost always: then JAX compiles once for all layers of this shape
         return _put(kernel, draw_one(rngs.params()))
     drawn = jax.vmap(draw_one)(jax.random.split(rngs.params(), math.prod(copies)))
@@ -334,18 +322,18 @@ def _put(variable: nnx.Param[Array], value: Array) -> None:
     variable[...] = jax.device_put(value, variable[...].sharding)
 
 
-def _bias_shape(layer: nnx.Linear | nnx.LinearGeneral | _Convolution, rule: _Rule) -> list[int]:
+def _bias_shape(layer: nnx.Linear | nnx.LinearGeneral | _Convolution, axes: int) -> list[int]:
     features = layer.out_features
-    copies = layer.kernel[...].shape[: layer.kernel[...].ndim - rule.axes]
+    copies = layer.kernel[...].shape[: layer.kernel[...].ndim - axes]
     return [*copies, *([features] if isinstance(features, int) else features)]
 
 
-def _refuse_gaps(layer: _Convolution, mask: object, dilation: object) -> None:
+def _require_no_gaps(layer: _Convolution, mask: object, dilation: object) -> None:
     spread = [dilation] if isinstance(dilation, int) else list(dilation or ())  # pyright: ignore
     if mask is not None or any(step != 1 for step in spread):
         raise ValueError(
-            f"{type(layer).__name__} with kernel {layer.kernel_size} has a mask, or holes between "
-            "the locations that it reaches, where q would be 0. Build it without mask and dilation."
+            f"{type(layer).__name__} with kernel {layer.kernel_size} has a mask or a dilation, "
+            "which leaves locations with q = 0. Build it without mask and dilation."
         )
 
 
@@ -360,42 +348,22 @@ _UNIT = 5e-3
 
 
 @dataclass(frozen=True)
-class ConversionReport:
-    """What was changed, the solution, and the predicted q and c values; `print` shows it.
+class Change:
+    what: str
+    where: str
 
-    `predicted` has a point for every node of `graph`, for two inputs of q value 1 that are
-    orthogonal. `shaped`, `removed` and `given_biases` name places in the model; `approximate` lists
-    where the theory holds only roughly, `untouched` the parameters that were not drawn anew.
-    """
+
+@dataclass(frozen=True, eq=False)
+class ConversionReport:
+    """TEMPORARY."""
 
     method: Method
     solution: Solution
     graph: Graph
     predicted: tuple[Point, ...]
-    shaped: tuple[str, ...]
-    removed: tuple[str, ...]
-    given_biases: tuple[str, ...]
+    changes: tuple[Change, ...]
     approximate: tuple[str, ...]
     untouched: tuple[str, ...]
-
-    def __str__(self) -> str:
-        used = {k: f"{v:.8g}" for k, v in self.solution.parameters.items() if v is not None}
-        last = self.predicted[-1]
-        lists = {
-            "Activations shaped": self.shaped,
-            "Normalisation removed": self.removed,
-            "Biases added": self.given_biases,
-            "The theory only approximates": self.approximate,
-            "Parameters left as they were": self.untouched,
-        }
-        return "\n".join(
-            [
-                f"{self.graph!r}, shaped by {self.method}",
-                f"{self.solution.activation}: {', '.join(f'{k} = {v}' for k, v in used.items())}",
-                f"At the output, orthogonal inputs have q = {last.q:.4f} and c = {last.c:.4f}.",
-                *(f"{what}: {', '.join(where)}" for what, where in lists.items() if where),
-            ]
-        )
 
 
 def convert(
@@ -403,92 +371,114 @@ def convert(
     example: ArrayLike,
     method: Method = TAT(),  # noqa: B008 - frozen, so that sharing it is safe
     *,
-    rngs: nnx.Rngs,
     activation: str | Activation = "leaky_relu",
+    shortcut_weight: float | None = None,
     function: Function | None = None,
     clamp: bool = False,
-) -> tuple[Model, ConversionReport]:
-    """A copy of `model`, shaped by `method`, and the account of what was done.
+    rngs: nnx.Rngs | None = None,
+) -> Model:
+    """A copy of `model`, shaped by `method`; its `skipless_report` says what was changed.
 
-    - Normalisation layers are replaced by `Identity`, and layers without biases are then given
-      some.
+    - Normalisation layers become `Identity`, and layers without biases then get some.
     - Every activation that a module holds becomes the `ShapedActivation` that `solve` finds: a
       `TReLU` under TAT, or the shaped `activation`.
-    - Weights of dense layers and convolutions are drawn anew from `rngs`.
+    - Dense layers and convolutions are re-initialised.
 
     Sums stay as they are written, and must be normalised: `w * x + sqrt(1 - w**2) * branch(x)`,
     with the shortcut starting before an activation. A model with other sums, or with activations
-    that it does not hold, is refused with advice. `clamp` is for `solve`; `function` is φ in
-    arrays, where `activation` is an `Activation` of your own.
+    that it does not hold, is refused with advice.
+
+    Args:
+        model: A Flax NNX module, which is left as it is.
+        example: An input of the model.
+        method: `TAT`, `DKS` or `EOC`, with its targets.
+        activation: The activation to shape, by name or as an `Activation`.
+        shortcut_weight: Must be None if the model has sums: they are in the code of `__call__`.
+        function: φ in JAX arrays; needed if `activation` is an `Activation` of your own.
+        clamp: Take the nearest target within reach instead of raising `UnreachableTargetError`.
+        rngs: Draws the weights; `nnx.Rngs(0)` by default.
     """
     if not isinstance(model, nnx.Module):
         found = f"the class {model.__name__}" if isinstance(model, type) else repr(model)
         raise TypeError(
-            f"A model is converted, an nnx.Module that has been made; found {found}. Give one, as "
-            "in convert(Net(rngs=nnx.Rngs(0)), example)."
+            f"Expected an nnx.Module, got {found}. Make one first: "
+            "convert(Net(rngs=nnx.Rngs(0)), example)."
         )
     model = nnx.clone(model)
-    _demand_plain_weights(model)
+    _require_plain_weights(model)
     removed = replace(model, is_normalisation, Identity)
-    held = replace(model, is_activation, Held)
-    _demand_all_held(_traced(model, example, lambda x: x), type(model).__name__)
-    graph = _traced(model, example, jnp.tanh)
-    _demand_normalised(graph)
+    held = replace(model, is_activation, Placeholder)
+    _require_all_held(_trace_with(model, example, lambda x: x), type(model).__name__)
+    graph = _trace_with(model, example, jnp.tanh)
+    _require_kept_sums(graph, shortcut_weight)
+    _require_normalised(graph)
     graph = normalise_sums(graph)  # in float64, that is
     solution = solve(graph, method, activation, clamp=clamp)
-    replace(
-        model,
-        lambda value: isinstance(value, Held),
-        lambda: ShapedActivation.from_solution(solution, function),
-    )
-    drawn = draw(model, solution, rngs, add_biases=bool(removed))
-    return model, ConversionReport(
+    is_placeholder = lambda value: isinstance(value, Placeholder)
+    build = lambda: ShapedActivation.from_solution(solution, function)
+    replace(model, is_placeholder, build)
+    rngs = nnx.Rngs(0) if rngs is None else rngs
+    untouched, given = initialize_(model, solution, rngs, add_biases=bool(removed))
+    name = "TReLU" if isinstance(build(), TReLU) else f"shaped {solution.activation}"
+    places = {
+        "normalisation removed": removed,
+        f"activation replaced by {name}": held,
+        "bias added": given,
+    }
+    model.skipless_report = ConversionReport(  # pyright: ignore[reportAttributeAccessIssue]
         method,
         solution,
         graph,
         predict(graph, solution),
-        tuple(held),
-        tuple(removed),
-        drawn.given_biases,
+        tuple(Change(what, where) for what, names in places.items() for where in names),
         tuple(approximations(graph)),
-        drawn.untouched,
+        tuple(untouched),
     )
+    return model
 
 
-def _demand_plain_weights(model: nnx.Module) -> None:
+def _require_plain_weights(model: nnx.Module) -> None:
     for path, module in nnx.iter_modules(model):
         if isinstance(module, nnx.WeightNorm | nnx.SpectralNorm):
             raise UnsupportedModelError(
                 f"{'.'.join(map(str, path))} computes weights by {type(module).__name__}, which "
-                "would undo how they are drawn. Build the model with the layer inside alone."
+                "would undo their initialisation. Build the model with the layer inside alone."
             )
 
 
-def _traced(model: nnx.Module, example: ArrayLike, function: Function) -> Graph:
+def _trace_with(model: nnx.Module, example: ArrayLike, function: Function) -> Graph:
     """The graph of `model` in evaluation mode, with `function` wherever it holds an activation."""
     probe = nnx.clone(model)
     probe.eval()
     for _, module in nnx.iter_modules(probe):
-        if isinstance(module, Held):
+        if isinstance(module, Placeholder):
             module.function = function
     return trace(probe, example)
 
 
-def _demand_all_held(graph: Graph, name: str) -> None:
-    """Refuse `graph`, in which all held activations are the identity, if it has others."""
+def _require_all_held(graph: Graph, name: str) -> None:
+    """Raise if `graph` has activations, although all that modules hold are the identity."""
     nodes = [graph.nodes[i] for i in sorted(graph.live)]
     left = [node.origin for node in nodes if isinstance(node, Nonlinearity)]
     if left:
         places = ", ".join(dict.fromkeys(filter(None, left)))
         raise UnsupportedModelError(
-            f"{name} was to be converted, but {len(left)} of its activations are written in "
-            f"__call__ rather than held by a module{places and f' ({places})'}, and cannot be "
-            "replaced. Let __init__ keep them, as in self.activation = nnx.relu, and __call__ use "
-            "self.activation(x)."
+            f"{len(left)} activations of {name} are written in __call__ and not held by a module"
+            f"{places and f' ({places})'}, so they cannot be replaced. Keep them in __init__, as "
+            "in self.activation = nnx.relu, and call self.activation(x)."
         )
 
 
-def _demand_normalised(graph: Graph) -> None:
+def _require_kept_sums(graph: Graph, shortcut_weight: float | None) -> None:
+    sums = [graph.nodes[i] for i in sorted(graph.live) if isinstance(graph.nodes[i], Sum)]
+    if shortcut_weight is not None and sums:
+        raise UnsupportedModelError(
+            f"shortcut_weight must be None, got {shortcut_weight:g}: the sum at {sums[0].origin} "
+            "is in the code of the model. Write w * x + sqrt(1 - w**2) * branch(x) there."
+        )
+
+
+def _require_normalised(graph: Graph) -> None:
     if to_residual_form(graph) != graph:
         raise UnsupportedModelError(
             "A shortcut starts behind an activation and ends before the next one, as in "
@@ -507,6 +497,6 @@ def _demand_normalised(graph: Graph) -> None:
         if abs(total - 1.0) > _UNIT:
             raise UnsupportedModelError(
                 f"The squares of the weights of the sum at {graph.nodes[i].origin or i} add up "
-                f"to {total:.4g}, and the theory asks for 1. Write shortcuts as "
+                f"to {total:.4g}, and must add up to 1. Write shortcuts as "
                 "w * x + sqrt(1 - w**2) * branch(x), and divide a sum of n terms by sqrt(n)."
             )

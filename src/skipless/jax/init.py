@@ -3,9 +3,9 @@ r"""Initial weights under which q values stay 1, as `jax.nn.initializers` (appen
 A layer with $k$ inputs and $m$ outputs takes a vector with $q = \|x\|^2 / k = 1$ to one with
 $\|W x\|^2 / m = 1$, on average over $W$, if every weight has mean square $1/k$.
 
-Each function returns an initialiser `init(key, shape, dtype)`. Which axes of `shape` are inputs and
-outputs is said by `in_axis` and `out_axis`, as in `jax.nn.initializers`; all others are the taps of
-a kernel, in their order. What is not said is the layout of Flax and Haiku:
+Each function returns an initialiser `init(key, shape, dtype)`. As in `jax.nn.initializers`,
+`in_axis` and `out_axis` are the axes of `shape` for inputs and outputs; all others are the taps of
+a kernel, in their order. The defaults are the layout of Flax and Haiku:
 
 | kernel                                   | shape                       | in_axis | out_axis |
 |------------------------------------------|-----------------------------|---------|----------|
@@ -16,9 +16,8 @@ a kernel, in their order. What is not said is the layout of Flax and Haiku:
 | dense: Equinox, `w @ x`                  | (out, in)                   | 1       | 0        |
 | convolution: `lax.conv`, Equinox; "OIHW" | (out, in / groups, *kernel) | 1       | 0        |
 
-Numbers are drawn in float32, or float64 for weights of that type, and rounded once.
-
-Initial weights of all layers of a recorded function, drawn as the theory asks for.
+Numbers are drawn in float32, or float64 for weights of that type, and rounded once. `initialize`
+does it for all layers of a function.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from jax.typing import DTypeLike
 
 from skipless.core.trace import UnsupportedModelError
 
-from .operations import AFFINE, signals, unmoved, weight_of
+from .operations import AFFINE, LAYOUTS, signals, unmoved, weight_of
 from .record import Operation, Tensor
-from .trace import Reading
+from .trace import Reading, input_index, read
 
 Axes = int | Sequence[int]
 
@@ -62,8 +61,7 @@ def scaled_uniform_orthogonal(
     so that for $m \ge k$ every input keeps its q value exactly, and for $m < k$ on average.
 
     A convolution is a matrix from all that its kernel covers, one for each group. This is right for
-    kernels of size 1 and patches that do not overlap; for others the theory asks for
-    `delta_orthogonal`.
+    kernels of size 1 and patches that do not overlap; for others, use `delta`.
 
     >>> w = scaled_uniform_orthogonal()(jax.random.key(0), (3, 6))  # x @ w, so this is Wᵀ
     >>> bool(jnp.allclose(w @ w.T, 2 * jnp.eye(3), atol=1e-5))
@@ -74,7 +72,7 @@ def scaled_uniform_orthogonal(
         inputs = layout.inputs * math.prod(layout.taps)
         return layout.ordered(_orthogonal(key, layout, inputs, gain, dtype))
 
-    return _initialiser(draw, gain, in_axis, out_axis, feature_group_count, dtype)
+    return _initializer(draw, gain, in_axis, out_axis, feature_group_count, dtype)
 
 
 def gaussian_fan_in(
@@ -97,10 +95,10 @@ def gaussian_fan_in(
         inputs = layout.inputs * math.prod(layout.taps)
         return gain / math.sqrt(inputs) * jax.random.normal(key, layout.shape, dtype)
 
-    return _initialiser(draw, gain, in_axis, out_axis, 1, dtype)
+    return _initializer(draw, gain, in_axis, out_axis, 1, dtype)
 
 
-def delta_orthogonal(
+def delta(
     gain: float = 1.0,
     in_axis: Axes = -2,
     out_axis: Axes = -1,
@@ -114,17 +112,17 @@ def delta_orthogonal(
     This Delta initialisation lets the network act on each location by itself, which is what makes q
     and c values of convolutional networks computable (section 2.3). The matrix is that of
     `scaled_uniform_orthogonal`, one for each group. In a depthwise convolution it is a sign for
-    each channel: q and c values are kept, but nothing is added up, so an activation that follows
-    does not see normal numbers as its maps assume.
+    each channel: q and c values are kept, but nothing is summed, so the activation that follows
+    does not see normal numbers, as its maps assume.
 
-    An even kernel has no centre; of its two middle taps the first, (size - 1) // 2, is taken. Under
+    An even kernel has no centre; of its two middle taps it takes the first, (size - 1) // 2. Under
     `padding="SAME"`, at any stride, it never reads the padding. `tap` names another, by its index
     along each axis of the kernel: a causal convolution needs its last, (size - 1,).
 
     (`jax.nn.initializers.delta_orthogonal` refuses more inputs than outputs, does not correct the
     scale, and knows no groups.)
 
-    >>> w = delta_orthogonal()(jax.random.key(0), (3, 3, 4, 4))
+    >>> w = delta()(jax.random.key(0), (3, 3, 4, 4))
     >>> centre = w[1, 1]
     >>> bool(jnp.allclose(centre @ centre.T, jnp.eye(4), atol=1e-5)), int(jnp.count_nonzero(w))
     (True, 16)
@@ -135,16 +133,16 @@ def delta_orthogonal(
         inside = [0 <= i < size for i, size in zip(place, layout.taps, strict=False)]
         if len(place) != len(layout.taps) or not all(inside):
             raise ValueError(
-                f"A kernel of size {layout.taps} was asked for with weights at tap {tuple(place)}, "
-                "which it does not have. Name one by its index along each axis, from 0 on."
+                f"tap must be an index along each axis of a kernel of size {layout.taps}, got "
+                f"{tuple(place)}."
             )
         matrices = _orthogonal(key, layout, layout.inputs, gain, dtype)
         return layout.at_taps(matrices, place, (1,) * len(place))
 
-    return _initialiser(draw, gain, in_axis, out_axis, feature_group_count, dtype)
+    return _initializer(draw, gain, in_axis, out_axis, feature_group_count, dtype)
 
 
-def transposed_delta_orthogonal(
+def transposed_delta(
     strides: int | Sequence[int],
     gain: float = 1.0,
     in_axis: Axes = -2,
@@ -157,13 +155,13 @@ def transposed_delta_orthogonal(
 
     A single tap would reach only every `strides`-th location of the output. So as many taps as the
     stride hold the same matrix: under `padding="SAME"` the layer copies each location `strides`
-    times and then acts on it as under `delta_orthogonal`. Other paddings that make the output
+    times and then acts on it as under `delta`. Other paddings that make the output
     larger than `strides` times the input give it a border of zeros.
 
     `transpose_kernel` is that of `lax.conv_transpose` and `nnx.ConvTranspose`, which takes a kernel
     with the axes of inputs and outputs swapped: then set `in_axis=-1, out_axis=-2`.
 
-    >>> kernel = transposed_delta_orthogonal(2)(jax.random.key(0), (4, 8, 8))
+    >>> kernel = transposed_delta(2)(jax.random.key(0), (4, 8, 8))
     >>> up = jax.lax.conv_transpose(jnp.ones((1, 5, 8)), kernel, (2,), "SAME")
     >>> bool(jnp.allclose(jnp.mean(up**2, axis=-1), jnp.ones(10), atol=1e-5))
     True
@@ -173,27 +171,26 @@ def transposed_delta_orthogonal(
         steps = (strides,) * len(layout.taps) if isinstance(strides, int) else tuple(strides)
         if len(steps) != len(layout.taps):
             raise ValueError(
-                f"Strides {steps} were asked for, but a kernel of shape {layout.shape} has "
-                f"{len(layout.taps)} axes of taps. Give a stride for each of them, or one number "
-                "for all."
+                f"strides must be one number, or {len(layout.taps)} for a kernel of shape "
+                f"{layout.shape}; got {steps}."
             )
         spare = [size - step for size, step in zip(layout.taps, steps, strict=True)]
         if any(number < 0 for number in spare):
             raise ValueError(
-                f"A transposed convolution with kernel {layout.taps} and strides {steps} cannot "
-                "reach all locations and would leave q = 0 at others. Use a kernel at least as "
-                "large as the stride."
+                f"A transposed convolution with kernel {layout.taps} and strides {steps} does not "
+                "reach all locations, which leaves q = 0 at some. Use a kernel at least as large "
+                "as the stride."
             )
         # JAX pads by (size + stride - 1) // 2 in front; transpose_kernel turns the kernel round.
         first = tuple((number + (not transpose_kernel)) // 2 for number in spare)
         return layout.at_taps(_orthogonal(key, layout, layout.inputs, gain, dtype), first, steps)
 
-    return _initialiser(draw, gain, in_axis, out_axis, 1, dtype)
+    return _initializer(draw, gain, in_axis, out_axis, 1, dtype)
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where in a shape the inputs, the outputs and the taps of a kernel are."""
+    """The axes of a shape that are inputs, outputs and taps of a kernel."""
 
     shape: tuple[int, ...]
     in_axes: tuple[int, ...]
@@ -234,7 +231,7 @@ class _Layout:
         return tuple(self.shape[axis] for axis in axes)
 
 
-def _initialiser(
+def _initializer(
     draw: Callable[[Array, _Layout, DTypeLike], Array],
     gain: float,
     in_axis: Axes,
@@ -242,7 +239,7 @@ def _initialiser(
     groups: int,
     usual: DTypeLike | None,
 ) -> Initializer:
-    _demand_number(gain)
+    _require_number(gain)
 
     def init(
         key: Array,
@@ -252,29 +249,29 @@ def _initialiser(
     ) -> Array:
         if out_sharding is not None:
             raise ValueError(
-                f"Weights were asked for with out_sharding = {out_sharding}, but a matrix is drawn "
-                "as a whole. Draw it without, and place it with jax.device_put."
+                f"out_sharding is not supported, got {out_sharding}; initialise, then place the "
+                "weights with jax.device_put."
             )
-        asked = jnp.dtype(jax.dtypes.canonicalize_dtype(float) if dtype is None else dtype)
+        result = jnp.dtype(jax.dtypes.canonicalize_dtype(float) if dtype is None else dtype)
         layout = _layout(shape, in_axis, out_axis, groups)
-        if not jnp.issubdtype(asked, jnp.floating):
-            raise ValueError(f"Weights are floating-point numbers; {asked} was asked for.")
+        if not jnp.issubdtype(result, jnp.floating):
+            raise ValueError(f"dtype must be a floating-point type, got {result}.")
         if 0 in layout.shape:
-            return jnp.zeros(layout.shape, asked)
-        wide = asked if jnp.finfo(asked).bits > 32 else jnp.dtype(jnp.float32)
-        return draw(key, layout, wide).astype(asked)
+            return jnp.zeros(layout.shape, result)
+        wide = result if jnp.finfo(result).bits > 32 else jnp.dtype(jnp.float32)
+        return draw(key, layout, wide).astype(result)
 
     return init
 
 
-def _demand_number(gain: object) -> None:
-    """Refuse a key, as it is given where what makes an initialiser is taken for one."""
+def _require_number(gain: object) -> None:
+    """Raise if `gain` is a key: then the user took the function for the initialiser."""
     array = isinstance(gain, np.ndarray | np.generic | Array)
     number = array and gain.ndim == 0 and jnp.issubdtype(gain.dtype, np.number)
     if not number and not isinstance(gain, int | float):
         raise TypeError(
-            f"An initialiser was asked for with a gain of {gain!r}, which is no number. Call it "
-            "first, and then what it returns: scaled_uniform_orthogonal()(key, shape)."
+            f"gain must be a number, got {gain!r}. Call what the function returns: "
+            "scaled_uniform_orthogonal()(key, shape)."
         )
 
 
@@ -286,15 +283,15 @@ def _layout(shape: Sequence[int], in_axis: Axes, out_axis: Axes, groups: int) ->
     )
     if len({*ins, *outs} & set(range(count))) < len(ins) + len(outs):
         raise ValueError(
-            f"Weights of shape {tuple(shape)} were asked for with in_axis = {in_axis} and out_axis "
-            f"= {out_axis}, which are not different axes of it. Give a shape such as (in, out) or "
-            "(*kernel, in, out), or name the axes."
+            f"in_axis and out_axis must be different axes of the shape {tuple(shape)}, got "
+            f"{in_axis} and {out_axis}. A shape is (in, out) or (*kernel, in, out), or name the "
+            "axes."
         )
     layout = _Layout(tuple(shape), ins, outs, groups)
     if groups < 1 or layout.outputs % groups:
         raise ValueError(
-            f"Weights of shape {layout.shape} have {layout.outputs} outputs, which "
-            f"{groups} groups cannot share. Let feature_group_count divide them."
+            f"feature_group_count must divide the {layout.outputs} outputs of weights of shape "
+            f"{layout.shape}, got {groups}."
         )
     return layout
 
@@ -309,10 +306,82 @@ def _orthogonal(key: Array, layout: _Layout, inputs: int, gain: float, dtype: DT
 _Matrix = Callable[[jax.Array, tuple[int, ...]], jax.Array]  # of a key and a shape
 Distribution = Literal["orthogonal", "gaussian"]
 # A layer's weights may be one of many that lie stacked in an array.
-_PARTS = {"scan_slice", "slice", "dynamic_slice", "squeeze", "gather", "reshape", "transpose"}
+_PARTS = LAYOUTS | {"scan_slice", "slice", "dynamic_slice", "gather", "broadcast_in_dim"}
 
 
-def draw(
+def initialize(
+    fn: Callable[..., object],
+    *args: Any,
+    key: jax.Array,
+    argnum: int = -1,
+    sigma_w: float = 1.0,
+    sigma_b: float = 0.0,
+    distribution: Distribution = "orthogonal",
+) -> tuple[Any, ...]:
+    """The arguments of `fn` except its input, with all weights and biases of layers drawn.
+
+    Weights of convolutions are zero but for one tap of their kernel (Delta initialisation). What
+    is neither a weight nor a bias of a layer is returned as it is.
+
+    Args:
+        fn: A function of its parameters, as for `trace`.
+        *args: Its arguments. Weights may be `jax.ShapeDtypeStruct`s.
+        key: A random key.
+        argnum: Which argument is the network's input.
+        sigma_w: The standard deviation of weights, times √fan-in.
+        sigma_b: The standard deviation of biases.
+        distribution: "orthogonal" or "gaussian" weights.
+
+    >>> network = lambda params, x: jax.nn.relu(x @ params["w"] + params["b"])
+    >>> shapes = {"w": jax.ShapeDtypeStruct((4, 4), "float32"), "b": jnp.ones(4)}
+    >>> (params,) = initialize(network, shapes, jnp.ones((1, 4)), key=jax.random.key(0))
+    >>> bool(jnp.allclose(params["w"] @ params["w"].T, jnp.eye(4), atol=1e-5))
+    True
+    >>> bool(jnp.any(params["b"]))
+    False
+    """
+    reading = read(fn, *args, argnum=argnum)
+    options = {"sigma_w": sigma_w, "sigma_b": sigma_b, "distribution": distribution}
+    arrays: dict[Tensor, jax.Array] = {}
+    for tensor, value in draw_weights(reading, key, **options).items():
+        _put_back(reading, tensor, value, arrays)
+    by_name = {tensor.name: array for tensor, array in arrays.items()}
+    of_input = input_index(args, argnum)
+    found = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: by_name.get(jax.tree_util.keystr(path), leaf), args
+    )
+    return tuple(argument for index, argument in enumerate(found) if index != of_input)
+
+
+def _put_back(
+    reading: Reading, tensor: Tensor, value: jax.Array, arrays: dict[Tensor, jax.Array]
+) -> None:
+    """Write into `arrays` the argument of which `tensor`, which is `value` now, is a part."""
+    where, moves = tensor, list[tuple[Operation, int]]()
+    while (op := tensor.operation) is not None:
+        _require_part(op, where)
+        moves.insert(0, (op, op.outputs.index(tensor)))
+        tensor = op.inputs[0]
+    if not tensor.name[1:2].isdigit():  # "[0]" is an argument, ".weight" an attribute of `fn`
+        raise UnsupportedModelError(
+            "The function holds weights itself, so they cannot be returned. Pass them as an "
+            "argument: initialize(fn, params, x, key=key)."
+        )
+
+    def move(array: jax.Array) -> Any:
+        for op, output in moves:
+            array = op.run(array, *map(reading.constants.array, op.inputs[1:]))[output]  # pyright: ignore
+        return array
+
+    old = arrays.get(tensor, tensor.value)
+    old = jnp.zeros(tensor.shape, tensor.dtype) if old is None else jnp.asarray(old)
+    # A move is a matrix of one 1 in each row: its transpose puts numbers back, once for each copy.
+    _, transpose = jax.vjp(move, old)
+    (new,), (count,) = transpose(value), transpose(jnp.ones_like(value))
+    arrays[tensor] = jnp.where(count > 0, new / jnp.maximum(count, 1), old)
+
+
+def draw_weights(
     reading: Reading,
     key: jax.Array,
     *,
@@ -320,10 +389,7 @@ def draw(
     sigma_b: float = 0.0,
     distribution: Distribution = "orthogonal",
 ) -> dict[Tensor, jax.Array]:
-    """Weights and biases for the tensors of the record that layers read them from.
-
-    Weights of convolutions are zero but for one tap of their kernel (Delta initialisation).
-    """
+    """Weights and biases for the recorded tensors that layers read."""
     drawn: dict[Tensor, jax.Array] = {}
     first: dict[Tensor, Tensor] = {}  # of those that layers share
     layers = [op for op in reading.record.operations if op.name in AFFINE and signals(op)]
@@ -334,8 +400,8 @@ def draw(
         if (before := first.setdefault(own, weight)) is not weight:
             if before.shape != weight.shape:
                 raise UnsupportedModelError(
-                    f"{op.location} uses the weights of another layer, transposed, so that they "
-                    "cannot be drawn for both. Give it weights of its own."
+                    f"{op.location} uses the weights of another layer, transposed, so they cannot "
+                    "be drawn for both. Give it weights of its own."
                 )
             drawn[weight] = drawn[before]
             continue
@@ -349,13 +415,17 @@ def draw(
 
 
 def _require_parameter(own: Tensor, op: Operation) -> None:
-    while own.operation is not None and own.operation.name in _PARTS:
+    while own.operation is not None:
+        _require_part(own.operation, op.outputs[0])
         own = own.operation.inputs[0]
-    if own.operation is not None:
+
+
+def _require_part(op: Operation, user: Tensor) -> None:
+    if op.name not in _PARTS:
+        assert user.operation is not None
         raise UnsupportedModelError(
-            f"{op.location} computes {op.name} with weights that are computed by "
-            f"{own.operation.name} from others, so that they cannot be drawn. Remove weight "
-            "normalisation and the like."
+            f"{user.operation.location} reads weights that are computed by {op.name} from others, "
+            "so they cannot be drawn. Remove weight normalisation and the like."
         )
 
 
@@ -435,8 +505,8 @@ def _kernel(
         if spare < 0:
             raise UnsupportedModelError(
                 f"A transposed convolution with a kernel of {shape[axis]} and a stride of "
-                f"{stretch} leaves locations zero, so that it has no q and c values. Use a kernel "
-                "at least as large as the stride."
+                f"{stretch} leaves locations zero, which have no c value. Use a kernel at least as "
+                "large as the stride."
             )
         tap = low // parameters["rhs_dilation"][number] - (stretch - 1)
         tap = spare // 2 if low + high <= 0 else min(max(tap, 0), spare)

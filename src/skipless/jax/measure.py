@@ -5,11 +5,8 @@ At a location of an array with $d$ channels, two samples have
 $$\hat q = \frac{\|x\|^2}{d}, \qquad \hat c = \frac{x_1^\top x_2}{\|x_1\|\,\|x_2\|}.$$
 
 They are taken where the theory has a node, whatever the function calls it: the record of its
-operations is run step by step, and nothing but these numbers is kept.
-
-The record of a function, run again on other inputs and weights, with an eye on its q and c.
-
-In names of dimensions, `_p` runs over pairs, `_l` over locations and `_c` over channels.
+operations runs step by step, and keeps only these numbers. In names of dimensions, `_p` runs over
+pairs, `_l` over locations and `_c` over channels.
 """
 
 from __future__ import annotations
@@ -23,11 +20,16 @@ import numpy as np
 
 from skipless.core import measure as core
 from skipless.core.activations import Array
-from skipless.core.measure import TOLERANCE, Check, Measurement
+from skipless.core.measure import (
+    TOLERANCE,
+    Check,
+    Measurement,
+    known_solution,
+    require_known_solution,
+)
 from skipless.core.solution import Solution, require_solution
 
-from .init import Distribution
-from .init import draw as drawn_weights
+from .init import Distribution, draw_weights
 from .operations import Axes, all_axes, input_axes, signals
 from .record import Tensor
 from .trace import Reading, input_index, read
@@ -98,8 +100,8 @@ class Replay:
         value = self._reading.constants.array(tensor) if value is None else value
         if value is None:
             raise ValueError(
-                "The function was to be run, but of an array that it uses only the shape "
-                f"{tensor.shape} is known. Give arrays in place of jax.ShapeDtypeStruct."
+                f"Only the shape of an array is known, {tensor.shape}, but its numbers are needed. "
+                "Pass an array instead of a jax.ShapeDtypeStruct."
             )
         return value
 
@@ -131,11 +133,15 @@ def measure(
 ) -> Measurement:
     """The q and c values of `fn(*args)` at every node of its graph, over pairs and locations.
 
-    The arguments are those of `trace`; the input is a batch in which samples 0 and 1 are a pair,
-    as are 2 and 3, and so on. The weights are those that are given. With `seeds`, a number of them
-    or the seeds themselves, they are drawn anew for each; then standard errors are over seeds.
-    `draw(key)` returns the arguments that come before the batch. Without it, layers get weights
-    as in `check`, with `sigma_w=1` and `sigma_b=0`.
+    Args:
+        fn: A function or a module, as for `trace`.
+        *args: Its arguments; the input is a batch in which samples 0 and 1 are a pair, as are 2 and
+            3, and so on.
+        seeds: How many draws of the weights to measure, or the seeds themselves; standard errors
+            are then over seeds. Without it, the weights are those that are given.
+        draw: `draw(key)` returns the arguments before the input, for each seed. The default draws
+            weights like `initialize`, with the sigmas of the solution if `fn` is converted.
+        argnum: Which argument is the input.
 
     A linear layer with orthonormal rows and columns keeps both values:
 
@@ -159,7 +165,8 @@ def measure(
         return Measurement.of(graph, q, c)
     reading = read(fn, *args, argnum=place)
     replay = Replay(reading, inputs)
-    weights = [{}] if seeds is None else [drawn_weights(reading, key) for key in _keys(seeds)]
+    sample = _sampler(reading, known_solution(fn))
+    weights = [{}] if seeds is None else map(sample, _keys(seeds))
     q, c = core.stack([replay.run(inputs, drawn) for drawn in weights])
     return Measurement.of(replay.graph, q, c)
 
@@ -167,7 +174,7 @@ def measure(
 def check(
     fn: Callable[..., object],
     *args: object,
-    solution: Solution,
+    solution: Solution | None = None,
     cosines: Sequence[float] = (0.0,),
     seeds: int | Iterable[int] = 20,
     pairs: int = 8,
@@ -177,15 +184,22 @@ def check(
 ) -> Check:
     r"""What `solution` predicts for `fn`, beside what is measured, at every node of its graph.
 
-    Pairs of inputs with each of the `cosines` go through `fn(*args)` under as many draws of
-    its weights as there are `seeds` (or under these very ones: `seeds=tqdm(range(50))` shows
-    progress). Every layer gets weights of that `distribution` in place of those that it is given,
-    and its biases, if it has any, are drawn with the solution's `sigma_b`; convolutions have theirs
-    at one tap (Delta initialisation). Weights that are computed from others are refused. Of the
-    input, which `argnum` names as in `trace`, only the shape of a sample matters.
-
     A node agrees if c, and q relative to its prediction, are off by at most the `tolerance` and
-    four standard errors; `skipless.torch.check` says what finite widths do.
+    four standard errors; `skipless.torch.check` says what finite width adds. Convolutions have
+    their weights at one tap (Delta initialisation). Weights computed from others are refused.
+
+    Args:
+        fn: A function or a module, as for `trace`.
+        *args: Its arguments. Weights are drawn, so `jax.ShapeDtypeStruct`s are enough, and of the
+            input only the shape of a sample matters.
+        solution: What shaped the network; a converted model carries it.
+        cosines: Those of the pairs of inputs that go through the network.
+        seeds: How many draws of the weights, or the seeds themselves: `seeds=tqdm(range(50))` shows
+            progress.
+        pairs: How many pairs of inputs there are for each cosine.
+        distribution: "orthogonal" or "gaussian" weights.
+        tolerance: What finite width may add to a difference.
+        argnum: Which argument is the input.
 
     >>> from skipless import Graph, TAT, solve
     >>> from skipless.jax import shaped
@@ -198,21 +212,23 @@ def check(
     >>> check(model, weights, jnp.zeros((1, 100)), solution=trelu, seeds=5).agrees
     True
     """
+    solution = require_known_solution(fn) if solution is None else solution
     require_solution(solution)
     samples = core.batch_size(cosines, pairs)
     place = input_index(args, argnum)
     example = args[place]
     batch = jnp.ones((samples, *example.shape[1:]), example.dtype)  # pyright: ignore
     reading = read(fn, *args[:place], batch, *args[place + 1 :], argnum=place)
-    draw = partial(
-        drawn_weights,
-        reading,
-        sigma_w=solution.sigma_w,
-        sigma_b=solution.sigma_b,
-        distribution=distribution,
-    )
-    draws = map(draw, _keys(seeds))
+    draws = map(_sampler(reading, solution, distribution), _keys(seeds))
     return core.check(Replay(reading, batch), solution, draws, cosines, pairs, tolerance)
+
+
+def _sampler(
+    reading: Reading, solution: Solution | None, distribution: Distribution = "orthogonal"
+) -> Callable[[jax.Array], dict[Tensor, jax.Array]]:
+    """Draws weights for the recorded tensors, given a key."""
+    sigmas = {} if solution is None else {"sigma_w": solution.sigma_w, "sigma_b": solution.sigma_b}
+    return lambda key: draw_weights(reading, key, distribution=distribution, **sigmas)
 
 
 def pair_inputs(
