@@ -49,7 +49,7 @@ class Change:
     where: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # Flax hashes what a model carries, and solutions have no hash
 class ConversionReport:
     """What was changed, the solution, and the predicted q and c values; `print` shows it.
 

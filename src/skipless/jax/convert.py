@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import jax
@@ -29,8 +28,8 @@ from jax.typing import ArrayLike
 
 from skipless.core import activations as core
 from skipless.core.activations import Activation
+from skipless.core.convert import Change, ConversionReport
 from skipless.core.graph import Graph, Nonlinearity, Sum, inputs_of
-from skipless.core.network import Point
 from skipless.core.predict import approximations, predict
 from skipless.core.rescale import combine, normalise_sums, to_residual_form
 from skipless.core.solution import TAT, Method, Solution
@@ -347,25 +346,6 @@ Model = TypeVar("Model", bound=nnx.Module)
 _UNIT = 5e-3
 
 
-@dataclass(frozen=True)
-class Change:
-    what: str
-    where: str
-
-
-@dataclass(frozen=True, eq=False)
-class ConversionReport:
-    """TEMPORARY."""
-
-    method: Method
-    solution: Solution
-    graph: Graph
-    predicted: tuple[Point, ...]
-    changes: tuple[Change, ...]
-    approximate: tuple[str, ...]
-    untouched: tuple[str, ...]
-
-
 def convert(
     model: Model,
     example: ArrayLike,
@@ -415,11 +395,10 @@ def convert(
     graph = normalise_sums(graph)  # in float64, that is
     solution = solve(graph, method, activation, clamp=clamp)
     is_placeholder = lambda value: isinstance(value, Placeholder)
-    build = lambda: ShapedActivation.from_solution(solution, function)
-    replace(model, is_placeholder, build)
+    replace(model, is_placeholder, lambda: ShapedActivation.from_solution(solution, function))
     rngs = nnx.Rngs(0) if rngs is None else rngs
     untouched, given = initialize_(model, solution, rngs, add_biases=bool(removed))
-    name = "TReLU" if isinstance(build(), TReLU) else f"shaped {solution.activation}"
+    name = "TReLU" if solution.is_rectifier else f"shaped {solution.activation}"
     places = {
         "normalisation removed": removed,
         f"activation replaced by {name}": held,
