@@ -49,7 +49,7 @@ class Change:
     where: str
 
 
-@dataclass(frozen=True, eq=False)  # Flax hashes what a model carries, and solutions have no hash
+@dataclass(frozen=True)
 class ConversionReport:
     """What was changed, the solution, and the predicted q and c values; `print` shows it.
 
@@ -65,6 +65,9 @@ class ConversionReport:
     changes: tuple[Change, ...]
     approximate: tuple[str, ...]
     untouched: tuple[str, ...]
+
+    def __hash__(self) -> int:  # Flax hashes all that a model carries, and a Solution has none
+        return hash(self.method)
 
     def __str__(self) -> str:
         parts = [f"{self.graph!r}, shaped by {self.method}", self._changes(), self._numbers()]
