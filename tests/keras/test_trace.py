@@ -428,23 +428,23 @@ REFUSED = {
         lambda: functional(
             lambda x: layers.MultiHeadAttention(1, 2, name="attend")(x, x), (4, WIDTH)
         ),
-        r"attend \(MultiHeadAttention\) computes attention, for which there are no",
+        r"attend \(MultiHeadAttention\) computes attention, which has no Q and C maps",
     ),
     "recurrent": (
         lambda: functional(lambda x: layers.SimpleRNN(4, name="rnn")(x), (4, WIDTH)),
-        r"rnn \(SimpleRNN\) is a recurrent layer, for which",
+        r"rnn \(SimpleRNN\) is a recurrent layer, which has no",
     ),
     "embedding": (
         lambda: functional(lambda x: layers.Embedding(5, 4)(x)),
-        r"\(Embedding\) makes vectors of indices, for which",
+        r"\(Embedding\) makes vectors of indices, which has no",
     ),
     "gated activation": (
         lambda: functional(dense(activation="glu", name="gated")),
-        r"gated \(Dense\) multiplies one half of its input by a gate, for which",
+        r"gated \(Dense\) multiplies one half of its input by a gate, which has no",
     ),
     "gated operation": (
         lambda: functional(lambda x: ops.glu(dense()(x))),
-        r"\(Glu\) multiplies one half of its input by a gate, for which",
+        r"\(Glu\) multiplies one half of its input by a gate, which has no",
     ),
     "activation that is not pointwise": (
         lambda: functional(
@@ -454,11 +454,11 @@ REFUSED = {
     ),
     "unknown operation": (
         lambda: functional(lambda x: ops.sort(dense()(x))),
-        r"\(Sort\) is an operation for which there are no",
+        r"\(Sort\) is an unknown operation, which has no",
     ),
     "unknown layer": (
         lambda: functional(lambda x: layers.UnitNormalization(name="unit")(dense()(x))),
-        r"unit \(UnitNormalization\) is a layer for which there are no",
+        r"unit \(UnitNormalization\) is an unknown layer, which has no",
     ),
     "unknown function": (
         lambda: functional(lambda x: dense()(ops.cosh(dense()(x)))),

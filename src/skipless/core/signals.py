@@ -1,10 +1,9 @@
-"""Signals: the reader that JAX and Keras still use, until they are ported to `trace.read`."""
+"""Signals: the reader that JAX still uses, until it is ported to `trace.read`."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -16,10 +15,6 @@ from .trace import (
     Notes,
     Step,
     UnsupportedModelError,
-    fills_up,
-    pads_channels,
-    pools_channels,
-    reshaped,
 )
 
 T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
@@ -213,145 +208,3 @@ class Signals(ABC, Generic[T, F]):
         self.at(before, tensor)
         self.values[tensor] = self.composed(tensor)
         return True
-
-
-class Layout(ABC, Generic[T]):
-    """What a framework knows of the axes of the tensors that it recorded."""
-
-    @abstractmethod
-    def rank(self, tensor: T) -> int:
-        """How many axes `tensor` has."""
-
-    @abstractmethod
-    def input_axes(self, rank: int) -> Sequence[int]:
-        """The axes that an input may have for channels, the most usual one first."""
-
-    @abstractmethod
-    def added_up(self, layer: T, source: T) -> Collection[int]:
-        """The axes of its input `source` that a layer with weights adds up."""
-
-    @abstractmethod
-    def made(self, layer: T, source: T) -> Collection[int]:
-        """The axes of channels of what a layer with weights makes of `source`."""
-
-    @abstractmethod
-    def joined(self, tensor: T) -> int:
-        """The axis along which tensors were concatenated."""
-
-    @abstractmethod
-    def moved(self, tensor: T, source: T, axis: int) -> Collection[int]:
-        """Where the numbers along `axis` of `source` are after the move that made `tensor`."""
-
-    @abstractmethod
-    def pooled(self, tensor: T, source: T) -> Collection[int]:
-        """The axes of `source` along which the move that made `tensor` takes means or maxima.
-
-        One of a single number is none: it is its own mean.
-        """
-
-    @abstractmethod
-    def padded(self, tensor: T, source: T) -> Collection[int]:
-        """The axes along which the move that made `tensor` puts constants beside `source`."""
-
-    @abstractmethod
-    def named(self, tensor: T) -> tuple[str, str]:
-        """Where in the user's model `tensor` is computed, and the name of the operation."""
-
-
-@dataclass(frozen=True)
-class _Roles:
-    """The axes of a tensor that run over channels, and those along which branches were joined."""
-
-    channels: frozenset[int] = frozenset()
-    branches: frozenset[int] = frozenset()
-
-
-def demand_channels_apart(steps: Mapping[T, Step[T]], layout: Layout[T]) -> None:
-    """Refuse a network that pools channels or branches, or pads channels."""
-    roles = _followed(steps, layout, _input_channels(steps, layout))
-    for tensor, step in steps.items():
-        if step.kind == "move":
-            (source,) = step.inputs
-            apart = roles[source].channels | roles[source].branches
-            if not apart.isdisjoint(layout.pooled(tensor, source)):
-                raise pools_channels(*layout.named(tensor))
-            if fills_up(roles[source].channels, layout.padded(tensor, source)):
-                raise pads_channels(*layout.named(tensor))
-
-
-def moved(
-    before: Sequence[int], after: Sequence[int], axis: int, dropped: Collection[int] = ()
-) -> list[int]:
-    """The same after a move that permutes nothing, and of whose axes some may be `dropped`.
-
-    >>> moved((2, 8, 4, 4), (2, 8), 1, dropped=(2, 3)), moved((8, 4), (2, 8, 4), 0)
-    ([1], [1])
-    """
-    if dropped:
-        return [] if axis in dropped else [axis - sum(d < axis for d in dropped)]
-    if math.prod(before) == math.prod(after):
-        return reshaped(before, after, axis)
-    if len(after) >= len(before):
-        return [axis + len(after) - len(before)]
-    return list(range(1, len(after)))  # of unknown sizes: they may be anywhere
-
-
-def _input_channels(steps: Mapping[T, Step[T]], layout: Layout[T]) -> frozenset[int]:
-    """The input's axis of channels: that which the first layer to read it adds up."""
-    first = next((tensor for tensor, step in steps.items() if step.kind == "affine"), None)
-    if first is None:
-        return frozenset()
-    (source,) = steps[first].inputs
-    before: dict[T, Step[T]] = {}
-    for tensor, step in steps.items():
-        if tensor == first:
-            break
-        before[tensor] = step
-    rank = layout.rank(next(iter(steps)))
-    for axis in layout.input_axes(rank):
-        channels = _followed(before, layout, frozenset({axis}))[source].channels
-        if not channels.isdisjoint(layout.added_up(first, source)):
-            return frozenset({axis})
-    return frozenset()  # as of a series of numbers, of which a layer makes a tensor of one channel
-
-
-def _followed(
-    steps: Mapping[T, Step[T]], layout: Layout[T], of_input: frozenset[int]
-) -> dict[T, _Roles]:
-    found: dict[T, _Roles] = {}
-    for tensor, step in steps.items():
-        match step.kind:
-            case "input":
-                found[tensor] = _Roles(of_input)
-            case "affine":
-                found[tensor] = _Roles(frozenset(layout.made(tensor, step.inputs[0])))
-            case "move":
-                (source,) = step.inputs
-                roles = found[source]
-                found[tensor] = _Roles(
-                    _carried(roles.channels, tensor, source, layout),
-                    _carried(roles.branches, tensor, source, layout),
-                )
-            case _:
-                found[tensor] = _side_by_side(tensor, step, layout, found)
-    return found
-
-
-def _carried(axes: frozenset[int], tensor: T, source: T, layout: Layout[T]) -> frozenset[int]:
-    return frozenset(p for axis in axes for p in layout.moved(tensor, source, axis))
-
-
-def _side_by_side(tensor: T, step: Step[T], layout: Layout[T], found: Mapping[T, _Roles]) -> _Roles:
-    """The axes of what is computed number by number, or concatenated, from several tensors.
-
-    Where these do not agree on their channels, it is not known which axes are.
-    """
-    rank = layout.rank(tensor)
-    channels, branches = list[frozenset[int]](), set[int]()
-    for source in step.inputs:
-        more = rank - layout.rank(source)  # axes are added in front
-        channels.append(frozenset(axis + more for axis in found[source].channels))
-        branches |= {axis + more for axis in found[source].branches}
-    if step.kind == "concat" and len(set(step.inputs)) > 1:
-        branches.add(layout.joined(tensor))
-    return _Roles(channels[0].intersection(*channels[1:]), frozenset(branches))

@@ -8,7 +8,7 @@ from functools import reduce
 import keras
 from keras import layers, ops
 
-from skipless.core.trace import UnsupportedModelError
+from skipless.core.record import Unsupported
 
 from .activations import Array
 
@@ -120,14 +120,12 @@ def op_name(operation: object) -> str:
     return "" if isinstance(operation, layers.Layer) else type(operation).__name__
 
 
-def uncovered(where: str, operation: object, kind: str = "") -> UnsupportedModelError:
-    """An error that says of what `kind` an operation without maps is, and what can be done."""
+def uncovered(where: str, operation: object, kind: str = "") -> Unsupported:
+    """An operation without maps: what `kind` of operation it is, and what to do."""
     name = type(operation).__name__
-    unknown = ("is an operation" if op_name(operation) else "is a layer", _LEAVE_OUT)
-    does, advice = _UNCOVERED.get(kind or name, unknown)
-    return UnsupportedModelError(
-        f"{where} ({name}) {does} for which there are no Q and C maps. {advice}"
-    )
+    what = "operation" if op_name(operation) else "layer"
+    does, advice = _UNCOVERED.get(kind or name, (f"is an unknown {what},", _LEAVE_OUT))
+    return Unsupported(f"{where} ({name}) {does} which has no Q and C maps. {advice}")
 
 
 def channels(layer: keras.layers.Layer) -> tuple[int | None, bool]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import keras
 from keras import layers
 
-from skipless.core.trace import UnsupportedModelError
+from skipless.core.record import UnsupportedModelError
 
 from .activations import ShapedActivation, WeightedAdd
 from .normalize import PerLocationNormalization
@@ -56,23 +56,11 @@ class Tensor:
         return [a for a in flat if isinstance(a, Tensor)]
 
 
-@dataclass(frozen=True)
-class Record:
-    """The tensors of a model in an order of evaluation, the first of them its input."""
+def record_calls(model: keras.Model, example: object = None) -> tuple[list[Tensor], Tensor]:
+    """The tensors of `model` in an order of evaluation, its input first, and its output.
 
-    tensors: list[Tensor]
-    output: Tensor
-
-    def readers(self) -> dict[Tensor, list[Tensor]]:
-        found: dict[Tensor, list[Tensor]] = {tensor: [] for tensor in self.tensors}
-        for tensor in self.tensors:
-            for source in tensor.inputs:
-                found[source].append(tensor)
-        return found
-
-
-def record(model: keras.Model, example: object = None) -> Record:
-    """What `model` computes; `example` is for a Sequential model that has not been built."""
+    The `example` is for a Sequential model that has not been built.
+    """
     _demand_functional(model, example)
     inputs, outputs = model.inputs, model.outputs
     if len(inputs) != 1 or len(outputs) != 1:
@@ -85,7 +73,7 @@ def record(model: keras.Model, example: object = None) -> Record:
     first = Tensor(Call(None, start.name), _shape(start), _dtype(start))
     recorder.tensors.append(first)
     (last,) = recorder.walk(outputs, {id(start): first}, "")
-    return Record(recorder.tensors, last)
+    return recorder.tensors, last
 
 
 def _demand_functional(model: object, example: object) -> None:

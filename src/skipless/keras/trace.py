@@ -1,10 +1,7 @@
 """A Keras model as the theory sees it: trace(model) -> Graph.
 
-Recorded calls as functions of one tensor, for `core` to recognise by their values.
-
-A recorded model, read call by call into a graph.
-
-Which axes of a Keras model's tensors run over channels.
+`record` lists the calls of a Functional or Sequential model. `Record` says what each of them is;
+`core.trace` reads that.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +18,23 @@ import numpy as np
 from keras import layers, ops
 from keras.src.backend.common import dtypes
 
-from skipless.core import signals as core
-from skipless.core.activations import Activation
+from skipless.core import trace as core
+from skipless.core.activations import Array
 from skipless.core.graph import Graph
-from skipless.core.recognise import PROBE, Recognised
-from skipless.core.recognise import recognise as recognised_values
-from skipless.core.signals import Signals, demand_channels_apart
-from skipless.core.trace import FEW, Notes, UnsupportedModelError
+from skipless.core.record import (
+    AxisMap,
+    Concatenation,
+    Layer,
+    Move,
+    Norm,
+    Operation,
+    Pointwise,
+    Preparation,
+    Recorded,
+    ShapedCall,
+    UnsupportedModelError,
+    WeightedSum,
+)
 
 from .activations import ShapedActivation, WeightedAdd
 from .normalize import PerLocationNormalization
@@ -52,9 +59,11 @@ from .operations import (
     stock,
     uncovered,
 )
-from .record import Call, Record, Tensor, record
+from .record import Call, Tensor, record_calls
 
-Pointwise = Callable[[Any], Any]  # of tensors of the backend
+__all__ = ["Reading", "Record", "UnsupportedModelError", "read", "trace"]
+
+Step = core.Step[Tensor]
 
 # Also in float64, backends round some constants to float32, as TensorFlow the √2 of GELU; and in
 # float32 there may be a hundred roundings. GELU and its tanh form differ by 5e-5.
@@ -71,28 +80,167 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 }
 
 
-class _NotPointwiseError(Exception):
-    """A constant tensor of different numbers takes part."""
+_ELEMENTWISE = OP_ARITHMETIC | OP_POINTWISE
+_PERMUTATIONS = {"Transpose", "Permute", "Swapaxes", "Moveaxis"}
+_MEANS = {"Mean", "Average"}
+_MANY = 2**6 * 3**3 * 5 * 7  # locations, which most numbers divide
 
 
-def composed(call: Call, functions: Mapping[Tensor, Pointwise | None]) -> Pointwise:
-    """What `call` computes, as a function of the one tensor that `functions` are functions of."""
-    multiplies = op_name(call.operation) == "Multiply"
+def trace(model: keras.Model, example: object = None) -> Graph:
+    """The graph of a Functional or Sequential `model`, each node with the name of its layer.
 
-    def function(x: Any) -> Any:
-        def argument(a: Any) -> Any:
-            if isinstance(a, Tensor):
-                f = functions[a]
-                return x if f is None else f(x)
-            number = a if a is None or isinstance(a, str | bool | int) else _number(a)
-            # A branch that starts at zero, as in ReZero, is one with a factor to be removed.
-            return 1.0 if multiplies and number == 0.0 else number
+    Models inside of it are read as if they were written out. Normalisation layers are passed over:
+    the theory has no use for them. A softmax at the end belongs to the loss. What the theory does
+    not cover, such as attention or products of branches, raises `UnsupportedModelError`.
 
-        args: Any = keras.tree.map_structure(argument, call.args)
-        kwargs: Any = keras.tree.map_structure(argument, dict(call.kwargs))
-        return _called_function(call)(*args, **kwargs)
+    A Sequential model that has not been built needs an `example` of its input, or its shape.
 
-    return function
+    >>> dense = lambda: keras.layers.Dense(4, activation="relu")
+    >>> trace(keras.Sequential([keras.Input((3,)), dense(), dense()])) == Graph.chain(2)
+    True
+    """
+    return read(model, example).graph
+
+
+@dataclass(frozen=True)
+class Reading(core.Reading[Tensor]):
+    """A model's graph, and how it lies in the record of the model's calls."""
+
+    record: Record
+
+
+def read(model: keras.Model, example: object = None) -> Reading:
+    """The graph of `model` in the record of its calls."""
+    record = Record(*record_calls(model, example))
+    return Reading(**vars(core.read(record)), record=record)
+
+
+class Record(Recorded[Tensor]):
+    """The recorded `tensors` of a model, the first of them its input, each call described."""
+
+    def __init__(self, tensors: Sequence[Tensor], output: Tensor) -> None:
+        self.tensors, self.input = tensors, tensors[0]
+        self._output = output
+        self._operations = {tensor: self._describe(tensor) for tensor in tensors[1:]}
+        self._rounded: set[Tensor] = set()  # whose values are of float32
+
+    @property
+    def operations(self) -> Mapping[Tensor, Operation[Tensor]]:
+        return self._operations
+
+    @property
+    def output(self) -> Tensor:
+        return self._output
+
+    def origin(self, tensor: Tensor) -> str:
+        return tensor.call.path
+
+    def rank(self, tensor: Tensor) -> int:
+        return len(tensor.shape)
+
+    def channel_candidates(self, rank: int) -> Sequence[int]:
+        return range(rank - 1, 0, -1)
+
+    def tolerances(self, tensor: Tensor) -> Sequence[float]:
+        return (_CLOSE_IN_FLOAT32 if tensor in self._rounded else _CLOSE,)
+
+    def values(self, tensor: Tensor, sources: Mapping[Tensor, Array]) -> Array | None:
+        try:
+            with _float64():
+                result = _evaluate(tensor.call, sources)
+                dtype = keras.backend.standardize_dtype(result.dtype)
+                values = np.asarray(ops.convert_to_numpy(result), float)
+        except Exception:  # whatever a function may raise that is not one of single numbers
+            return None
+        if dtype not in ("float64", "bool") or not self._rounded.isdisjoint(sources):
+            self._rounded.add(tensor)
+        return values
+
+    def _describe(self, tensor: Tensor) -> Operation[Tensor]:
+        called, name = tensor.call.operation, op_name(tensor.call.operation)
+        inputs = tuple(tensor.inputs)
+        if stock(called, (PerLocationNormalization,)):
+            return Preparation(inputs)
+        if _is_softmax(tensor):  # at the end it belongs to the loss
+            if tensor is not self._output:
+                return uncovered(tensor.call.path, called, "Softmax")
+            return _move(tensor)
+        if tensor.call.part == "activation" or stock(called, (ShapedActivation, *ACTIVATIONS)):
+            if _function(tensor) is keras.activations.glu:
+                return uncovered(tensor.call.path, called, "Glu")
+            if isinstance(_function(tensor), ShapedActivation):
+                return ShapedCall((inputs[0],))
+            return Pointwise(inputs, type(called).__name__)
+        if stock(called, AFFINE) or name in OP_AFFINE:
+            return _layer(tensor)
+        if stock(called, NORMS) or name in OP_NORMS:
+            return Norm((inputs[0],))
+        if stock(called, (layers.Concatenate,)) or name == "Concatenate":
+            return _concatenation(tensor)
+        if isinstance(called, WeightedAdd) and stock(called, (WeightedAdd,)):
+            return WeightedSum(inputs, called.sum_weights)
+        if stock(called, (*MERGES, *RESCALINGS)) or name in _ELEMENTWISE:
+            affine = stock(called, RESCALINGS) or name in OP_ARITHMETIC
+            weights = _weights(tensor, len(inputs))
+            return Pointwise(inputs, type(called).__name__, weights, affine)
+        if ".image_preprocessing." in type(called).__module__:  # augmentation
+            return Preparation(inputs, uncovered(tensor.call.path, called).message)
+        if stock(called, APPROXIMATE_MOVES) or name in OP_APPROXIMATE_MOVES:
+            return _move(tensor, type(called).__name__)
+        if stock(called, MOVES) or name in OP_MOVES or _returns_its_input(called):
+            smooth = getattr(called, "interpolation", "nearest")
+            return _move(tensor, "" if smooth == "nearest" else str(smooth))
+        return uncovered(tensor.call.path, called)
+
+
+def _move(tensor: Tensor, approximate: str = "") -> Move[Tensor]:
+    source = tensor.inputs[0]
+    name = type(tensor.call.operation).__name__
+    return Move((source,), name, _axis_map(tensor, source), approximate)
+
+
+def _layer(tensor: Tensor) -> Layer[Tensor]:
+    layer: Any = tensor.call.operation
+    inputs, part = tuple(tensor.inputs), tensor.call.part
+    number, depthwise = channels(layer)
+    if part == "depthwise":
+        number, depthwise = 1, layer.depth_multiplier == 1
+    if (letters := _einsum(tensor, inputs[0])) is not None:
+        before, after = letters
+        summed = [axis for axis, letter in enumerate(before) if letter not in after]
+        made = [axis for axis, letter in enumerate(after) if letter not in before]
+    else:
+        summed, made = ([_channel_axis(tensor, len(t.shape))] for t in (inputs[0], tensor))
+    weights = None if op_name(layer) else (id(layer), part)
+    return Layer(inputs, weights, summed, made, number, depthwise)
+
+
+def _concatenation(tensor: Tensor) -> Concatenation[Tensor]:
+    axis: int = tensor.call.operation.axis  # pyright: ignore
+    flat = keras.tree.flatten(tensor.call.args)
+    return Concatenation(
+        tuple(part if isinstance(part, Tensor) else None for part in flat),
+        widths=[float(part.shape[axis] or 1) for part in tensor.inputs],
+        axis=axis % len(tensor.shape),
+    )
+
+
+def _evaluate(call: Call, sources: Mapping[Tensor, Array]) -> Any:
+    """What `call` makes of the values of its sources; raises if it is not the same everywhere."""
+    name = op_name(call.operation)
+
+    def argument(a: Any) -> Any:
+        if isinstance(a, Tensor):
+            return ops.convert_to_tensor(sources[a], dtype="float64")
+        number = a if a is None or isinstance(a, str | bool | int) else _uniform_number(a)
+        # A branch that starts at zero, as in ReZero, is one with a factor to be removed.
+        return 1.0 if name == "Multiply" and number == 0.0 else number
+
+    args: Any = keras.tree.map_structure(argument, call.args)
+    kwargs: Any = keras.tree.map_structure(argument, dict(call.kwargs))
+    if name == "Where":
+        args = (ops.not_equal(args[0], 0.0), *args[1:])
+    return _called_function(call)(*args, **kwargs)
 
 
 def _called_function(call: Call) -> Callable[..., Any]:
@@ -101,10 +249,10 @@ def _called_function(call: Call) -> Callable[..., Any]:
     if call.part == "activation" or isinstance(operation, layers.Activation):
         return operation.activation
     if isinstance(operation, layers.PReLU):
-        slope = _number(operation.alpha)
+        slope = _uniform_number(operation.alpha)
         return lambda x: ops.where(x > 0.0, x, slope * x)
     if isinstance(operation, layers.Rescaling):
-        scale, offset = _number(operation.scale), _number(operation.offset)
+        scale, offset = _uniform_number(operation.scale), _uniform_number(operation.offset)
         return lambda x: x * scale + offset
     if (exact := _ARITHMETIC.get(op_name(operation))) is not None:
         return exact
@@ -114,25 +262,13 @@ def _called_function(call: Call) -> Callable[..., Any]:
     return operation.call
 
 
-def _number(constant: object) -> float:
+def _uniform_number(constant: object) -> float:
     """The number that all entries of a constant are, as the slopes of a fresh PReLU."""
     array = constant.value if isinstance(constant, keras.Variable) else constant
     numbers = np.asarray(ops.convert_to_numpy(array) if ops.is_tensor(array) else array, float)
     if not numbers.size or (numbers != numbers.flat[0]).any():
-        raise _NotPointwiseError
+        raise ValueError("a constant tensor of different numbers takes part")
     return float(numbers.flat[0])
-
-
-def recognise(f: Pointwise) -> Recognised | None:
-    """The multiple of a known activation, or of the identity, that `f` computes, or None."""
-    try:
-        with _float64():
-            y = f(ops.convert_to_tensor(PROBE, dtype="float64"))
-            values = np.asarray(ops.convert_to_numpy(y), float)
-            exact = keras.backend.standardize_dtype(y.dtype) == "float64"
-    except Exception:  # whatever a function may raise that is not one of single numbers
-        return None
-    return recognised_values(values, _CLOSE if exact else _CLOSE_IN_FLOAT32)
 
 
 @contextlib.contextmanager
@@ -160,147 +296,6 @@ def _jax_in_float64() -> contextlib.AbstractContextManager[object]:
     return jax.enable_x64(True)
 
 
-_ELEMENTWISE = OP_ARITHMETIC | OP_POINTWISE
-Step = core.Step[Tensor]
-Value = core.Value[Tensor, Pointwise]
-
-
-class Reader(Signals[Tensor, Pointwise]):
-    """Reads a record into a graph, and keeps the steps."""
-
-    def __init__(self, record: Record) -> None:
-        super().__init__()
-        self.record = record
-        self._readers = record.readers()
-        self.activations: dict[Tensor, str] = {}  # those that were recognised, by name
-        self._used: set[tuple[int, str]] = set()  # layers, by part
-
-    def read(self) -> Graph:
-        first, *rest = self.record.tensors
-        self.input(first, first.call.path)
-        for tensor in rest:
-            self._read(tensor, tensor.inputs)
-        self.output(self.record.output, self.record.output)
-        return self.builder.build()
-
-    def origin(self, tensor: Tensor) -> str:
-        return tensor.call.path
-
-    def sources(self, tensor: Tensor) -> Sequence[Tensor]:
-        return tensor.inputs
-
-    def composed(self, tensor: Tensor) -> Value:
-        values = {a: self.values[a] for a in tensor.inputs}
-        source = next(iter(values.values()))
-        functions = {a: value.function for a, value in values.items()}
-        return Value(source.node, source.place, composed(tensor.call, functions))
-
-    def recognised(self, tensor: Tensor, function: Pointwise) -> Recognised | None:
-        if isinstance(_function(tensor), ShapedActivation):
-            return Recognised(f"shaped {id(tensor)}", 1.0)
-        found = recognise(function)
-        if found is not None and isinstance(found.phi, Activation):
-            self.activations[tensor] = found.phi.name
-        return found
-
-    def _read(self, tensor: Tensor, inputs: list[Tensor]) -> None:
-        operation, name = tensor.call.operation, op_name(tensor.call.operation)
-        if stock(operation, (PerLocationNormalization,)):
-            self.normalised_input(tensor, inputs)
-        elif _is_softmax(tensor):
-            self._softmax(tensor, inputs[0])
-        elif tensor.call.part == "activation" or stock(operation, (ShapedActivation, *ACTIVATIONS)):
-            self._activation_of(tensor, inputs)
-        elif stock(operation, AFFINE):
-            self._layer(tensor, inputs)
-        elif name in OP_AFFINE:
-            self.affine(tensor, inputs, FEW, depthwise=False)
-        elif stock(operation, NORMS) or name in OP_NORMS:
-            self.norm(tensor, inputs[0])
-        elif stock(operation, (layers.Concatenate,)) or name == "Concatenate":
-            self._concatenation(tensor, inputs)
-        elif stock(operation, (WeightedAdd, *MERGES, *RESCALINGS)) or name in _ELEMENTWISE:
-            self._arithmetic(tensor, inputs)
-        else:
-            self._move(tensor, inputs)
-
-    def _move(self, tensor: Tensor, inputs: list[Tensor]) -> None:
-        operation, name = tensor.call.operation, op_name(tensor.call.operation)
-        augments = ".image_preprocessing." in type(operation).__module__
-        if augments and self.values[inputs[0]] == Value(0, inputs[0]):
-            self.set(tensor, "input", 0, inputs)
-        elif stock(operation, APPROXIMATE_MOVES) or name in OP_APPROXIMATE_MOVES:
-            self.move(tensor, inputs[0], approximate=type(operation).__name__)
-        elif stock(operation, MOVES) or name in OP_MOVES or _unchanged(operation):
-            smooth = getattr(operation, "interpolation", "nearest")
-            self.move(tensor, inputs[0], approximate="" if smooth == "nearest" else str(smooth))
-        else:
-            raise uncovered(self.origin(tensor), operation)
-
-    def _layer(self, tensor: Tensor, inputs: list[Tensor]) -> None:
-        layer: Any = tensor.call.operation
-        number, depthwise = channels(layer)
-        if tensor.call.part == "depthwise":
-            number, depthwise = 1, layer.depth_multiplier == 1
-        self.affine(tensor, inputs, FEW if number is None else number, depthwise)
-        key = (id(layer), tensor.call.part)
-        if key in self._used:
-            self.notes.approximate.append(f"weights used again at {self.origin(tensor)}")
-        self._used.add(key)
-
-    def _concatenation(self, tensor: Tensor, inputs: list[Tensor]) -> None:
-        operation: Any = tensor.call.operation
-        widths = [float(part.shape[operation.axis] or 1) for part in inputs]
-        flat = keras.tree.flatten(tensor.call.args)
-        # A constant stands for no tensor that has a value, and is refused.
-        parts = [part if isinstance(part, Tensor) else tensor for part in flat]
-        self.concat(tensor, parts, widths)
-
-    def _activation_of(self, tensor: Tensor, inputs: list[Tensor]) -> None:
-        if _function(tensor) is keras.activations.glu:
-            raise uncovered(self.origin(tensor), tensor.call.operation, "Glu")
-        if isinstance(_function(tensor), ShapedActivation):
-            # It is one activation, whatever is computed before and after it.
-            self.at(inputs[0], tensor)
-            self.pointwise(tensor)
-            self.at(tensor, tensor)
-        else:
-            self.pointwise(tensor)
-
-    def _softmax(self, tensor: Tensor, source: Tensor) -> None:
-        """At the end it only names the output, for the loss to read; inside there is no map."""
-        if tensor is not self.record.output:
-            raise uncovered(self.origin(tensor), tensor.call.operation, "Softmax")
-        self.move(tensor, source)
-
-    def _arithmetic(self, tensor: Tensor, inputs: list[Tensor]) -> None:
-        """A function of one tensor stays one; different tensors may be added, and no more."""
-        operation, name = tensor.call.operation, op_name(tensor.call.operation)
-        scales = stock(operation, RESCALINGS) or name in OP_ARITHMETIC
-        weights = _weights(tensor, len(inputs))
-        if scales and self._is_input(tensor, inputs):
-            self.set(tensor, "input", 0, inputs)
-        elif len({self.values[i].place for i in inputs}) == 1 and not _is_weighted(operation):
-            self.pointwise(tensor)
-        elif weights is not None:
-            total: dict[Tensor, float] = {}
-            for i, weight in zip(inputs, weights, strict=True):
-                total[i] = total.get(i, 0.0) + weight
-            self.sum(tensor, list(total), list(total.values()))
-        else:
-            raise self.product_of_branches(tensor, type(operation).__name__)
-
-    def _is_input(self, tensor: Tensor, inputs: Sequence[Tensor]) -> bool:
-        """Whether constants only standardise the input here.
-
-        A factor of what is read elsewhere too, or of a term of a sum, is the weight of a branch.
-        """
-        if len(inputs) != 1 or len(self._readers[inputs[0]]) > 1:
-            return False
-        summed = any(len(set(reader.inputs)) > 1 for reader in self._readers[tensor])
-        return not summed and self.values[inputs[0]] == Value(0, inputs[0])
-
-
 def _function(tensor: Tensor) -> object:
     """The activation of a layer, which may be a layer, or the layer itself."""
     operation: Any = tensor.call.operation
@@ -319,15 +314,9 @@ def _is_softmax(tensor: Tensor) -> bool:
     )
 
 
-def _is_weighted(operation: object) -> bool:
-    return isinstance(operation, WeightedAdd)
-
-
 def _weights(tensor: Tensor, number: int) -> list[float] | None:
     """The weights of the terms, if this is a sum."""
     operation, name = tensor.call.operation, op_name(tensor.call.operation)
-    if isinstance(operation, WeightedAdd):
-        return list(operation.sum_weights)
     if isinstance(operation, layers.Add) or name == "Add":
         return [1.0] * number
     if isinstance(operation, layers.Subtract) or name == "Subtract":
@@ -337,78 +326,52 @@ def _weights(tensor: Tensor, number: int) -> list[float] | None:
     return None
 
 
-def _unchanged(operation: object) -> bool:
+def _returns_its_input(operation: object) -> bool:
     """Whether this is a layer of the user's own that was seen to return what it is given."""
     return isinstance(operation, layers.Layer) and not type(operation).__module__.startswith(
         "keras.src.layers"
     )
 
 
-_PERMUTATIONS = {"Transpose", "Permute", "Swapaxes", "Moveaxis"}
-_MEANS = {"Mean", "Average"}
-_MANY = 2**6 * 3**3 * 5 * 7  # locations, which most numbers divide
+def _axis_map(tensor: Tensor, source: Tensor) -> AxisMap:
+    """What a recorded move does to the axes of `source`."""
+    operation: Any = tensor.call.operation
+    name, rank = type(operation).__name__, len(source.shape)
+    before, after = _sizes(source.shape, tensor.shape)
+    if name in _PERMUTATIONS:
+        distinct = keras.KerasTensor(tuple(range(2, 2 + rank)))
+        shape = tuple(operation.compute_output_spec(distinct).shape)
+        return AxisMap(tuple((shape.index(axis + 2),) for axis in range(rank)))
+    if name == "GetItem":
+        sizes, key = [size or 1 for size in source.shape], tensor.call.args[1]
+        return AxisMap(tuple(_kept(sizes, key, axis) for axis in range(rank)))
+    pooled, dropped = _pooled(tensor, source), ()
+    if len(after) < rank:
+        one = name in ("Take", "Unstack")
+        dropped = (operation.axis % rank,) if one else pooled
+    padded = _padded(operation, rank)
+    return AxisMap.between(before, after, dropped=dropped, pooled=pooled, padded=padded)
 
 
-class Layout(core.Layout[Tensor]):
-    """Reads axes off the configuration of layers and operations."""
+def _pooled(tensor: Tensor, source: Tensor) -> list[int]:
+    operation: Any = tensor.call.operation
+    name, rank = type(operation).__name__, len(source.shape)
+    if op_name(operation) in _MEANS:
+        every = range(rank) if operation.axis is None else np.atleast_1d(operation.axis)
+        return [axis for axis in (int(a) % rank for a in every) if source.shape[axis] != 1]
+    if "Pool" not in name:
+        return []
+    locations = _locations(operation, rank)
+    windows = np.broadcast_to(getattr(operation, "pool_size", 0), len(locations))
+    return [axis for axis, size in zip(locations, windows, strict=True) if size != 1]
 
-    def rank(self, tensor: Tensor) -> int:
-        return len(tensor.shape)
 
-    def input_axes(self, rank: int) -> Sequence[int]:
-        return range(rank - 1, 0, -1)
-
-    def added_up(self, layer: Tensor, source: Tensor) -> Collection[int]:
-        if (letters := _einsum(layer, source)) is not None:
-            return [axis for axis, letter in enumerate(letters[0]) if letter not in letters[1]]
-        return (_channel_axis(layer, len(source.shape)),)
-
-    def made(self, layer: Tensor, source: Tensor) -> Collection[int]:
-        if (letters := _einsum(layer, source)) is not None:
-            return [axis for axis, letter in enumerate(letters[1]) if letter not in letters[0]]
-        return (_channel_axis(layer, len(layer.shape)),)
-
-    def joined(self, tensor: Tensor) -> int:
-        operation: Any = tensor.call.operation
-        return operation.axis % len(tensor.shape)
-
-    def moved(self, tensor: Tensor, source: Tensor, axis: int) -> Collection[int]:
-        operation: Any = tensor.call.operation
-        name, rank = type(operation).__name__, len(source.shape)
-        before, after = _sizes(source.shape, tensor.shape)
-        if name in _PERMUTATIONS:
-            distinct = keras.KerasTensor(tuple(range(2, 2 + rank)))
-            return (tuple(operation.compute_output_spec(distinct).shape).index(axis + 2),)
-        if name == "GetItem":
-            return _kept([size or 1 for size in source.shape], tensor.call.args[1], axis)
-        if name in ("Take", "Unstack") and len(after) < rank:
-            return core.moved(before, after, axis, (operation.axis % rank,))
-        if len(after) < rank and (dropped := self.pooled(tensor, source)):
-            return core.moved(before, after, axis, dropped)
-        return core.moved(before, after, axis)
-
-    def pooled(self, tensor: Tensor, source: Tensor) -> Collection[int]:
-        operation: Any = tensor.call.operation
-        name, rank = type(operation).__name__, len(source.shape)
-        if op_name(operation) in _MEANS:
-            every = range(rank) if operation.axis is None else np.atleast_1d(operation.axis)
-            return [axis for axis in (int(a) % rank for a in every) if source.shape[axis] != 1]
-        if "Pool" not in name:
-            return ()
-        locations = _locations(operation, rank)
-        windows = np.broadcast_to(getattr(operation, "pool_size", 0), len(locations))
-        return [axis for axis, size in zip(locations, windows, strict=True) if size != 1]
-
-    def padded(self, tensor: Tensor, source: Tensor) -> Collection[int]:
-        operation: Any = tensor.call.operation
-        name, rank = type(operation).__name__, len(source.shape)
-        if op_name(operation) == "Pad" and operation.mode == "constant":
-            amounts = np.broadcast_to(operation.pad_width, (rank, 2))
-            return [axis for axis, amount in enumerate(amounts) if amount.any()]
-        return _locations(operation, rank) if name.startswith(("ZeroPadding", "PadImages")) else ()
-
-    def named(self, tensor: Tensor) -> tuple[str, str]:
-        return tensor.call.path, type(tensor.call.operation).__name__
+def _padded(operation: Any, rank: int) -> list[int]:
+    if op_name(operation) == "Pad" and operation.mode == "constant":
+        amounts = np.broadcast_to(operation.pad_width, (rank, 2))
+        return [axis for axis, amount in enumerate(amounts) if amount.any()]
+    pads = type(operation).__name__.startswith(("ZeroPadding", "PadImages"))
+    return _locations(operation, rank) if pads else []
 
 
 def _channel_axis(tensor: Tensor, rank: int) -> int:
@@ -441,11 +404,11 @@ def _einsum(layer: Tensor, source: Tensor) -> tuple[str, str] | None:
     return letters, result
 
 
-def _kept(before: Sequence[int], key: Any, axis: int) -> list[int]:
+def _kept(before: Sequence[int], key: Any, axis: int) -> tuple[int, ...]:
     """Where an axis is after `x[key]`: that along which numbers that tell its index differ."""
     index = np.arange(before[axis]).reshape([-1 if a == axis else 1 for a in range(len(before))])
     kept = np.broadcast_to(index, before)[key]
-    return [a for a in range(kept.ndim) if (kept != kept.take([0], axis=a)).any()]
+    return tuple(a for a in range(kept.ndim) if (kept != kept.take([0], axis=a)).any())
 
 
 def _sizes(
@@ -459,46 +422,3 @@ def _sizes(
     if many.count(0) == 1:
         many[many.index(0)] = max(1, math.prod(one) // math.prod(filter(None, many)))
     return one, [1, *(size or _MANY for size in many)]
-
-
-__all__ = ["Reading", "UnsupportedModelError", "read", "trace"]
-
-
-def trace(model: keras.Model, example: object = None) -> Graph:
-    """The graph of a Functional or Sequential `model`, each node with the name of its layer.
-
-    Models inside of it are read as if they were written out. Normalisation layers are passed over:
-    the theory has no use for them. A softmax at the end belongs to the loss. What the theory does
-    not cover, such as attention or products of branches, raises `UnsupportedModelError`.
-
-    A Sequential model that has not been built needs an `example` of its input, or its shape.
-
-    >>> dense = lambda: keras.layers.Dense(4, activation="relu")
-    >>> trace(keras.Sequential([keras.Input((3,)), dense(), dense()])) == Graph.chain(2)
-    True
-    """
-    return read(model, example).graph
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A model's graph, and how it lies in the record of the model's calls."""
-
-    graph: Graph
-    notes: Notes
-    record: Record
-    steps: Mapping[Tensor, Step]
-    activations: Mapping[Tensor, str]
-
-    @property
-    def output(self) -> Tensor:
-        return self.record.output
-
-
-def read(model: keras.Model, example: object = None) -> Reading:
-    """The graph of `model` in the record of its calls."""
-    recorded = record(model, example)
-    reader = Reader(recorded)
-    graph = reader.read()
-    demand_channels_apart(reader.steps, Layout())
-    return Reading(graph, reader.notes, recorded, reader.steps, reader.activations)
