@@ -177,7 +177,7 @@ def test_nesterov_is_usual_for_muon_only_and_refused_where_there_is_none() -> No
     assert [nesterov(name, True) for name in own] == [True, True, True]
     assert [nesterov(name, False) for name in own] == [False, False, False]
     for name in ("adamw", "kfac", "soap"):
-        with pytest.raises(ValueError, match=f"which {name} does not have"):
+        with pytest.raises(ValueError, match=f"{name} does not support nesterov; use it with sgd"):
             nesterov(name, True)
 
 
@@ -196,12 +196,12 @@ def test_a_group_without_parameters_is_left_out(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_without_anything_to_train_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="Linear has no parameters that are to be trained"):
+    with pytest.raises(ValueError, match=r"Linear has no trainable parameters\. Set"):
         create_optimizer(name, nn.Linear(3, 3).requires_grad_(False), lr=0.1)
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="'adam' was asked for; there are sgd, lars, adamw"):
+    with pytest.raises(ValueError, match=r"one of sgd, lars, adamw, .*, got 'adam'"):
         create_optimizer("adam", network(), lr=0.1)
 
 

@@ -9,19 +9,17 @@
 | `soap`  | `pytorch_optimizer.SOAP`              | 0.95     | decoupled                          |
 | `kfac`  | `KFAC`                                | 0.9      | in gradient and curvature          |
 
-The momentum is the optimiser's usual one; of AdamW and SOAP it is the first of the betas. Learning
-rates are of the order of 0.1 for SGD (0.003 where nothing is normalised), 1 for LARS and 0.001 for
-the others; by their product with these, a decoupled `l2` has to be larger than one in the gradient
-to do as much.
+The momentum is the optimiser's usual default; for AdamW and SOAP it is the first of the betas.
+Learning rates are of the order of 0.1 for SGD (0.003 without normalisation), 1 for LARS and 0.001
+for the others. Decoupled weight decay is multiplied by the learning rate, so it takes a larger `l2`
+to have the same effect.
 
-SOAP does nothing in its first step, from which it takes its first bases. Convolutions are
-preconditioned along each of their four dimensions.
+SOAP's first step only initialises its eigenbases. It preconditions convolutions along each of their
+four dimensions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn, optim
@@ -33,23 +31,8 @@ from .lars import LARS
 from .muon import MuonAdamW
 from .settings import KFACSettings, require_number
 
-
-@dataclass(frozen=True)
-class Settings:
-    """What every optimiser is asked for; None is what is usual for it."""
-
-    lr: float
-    momentum: float | None = None
-    l2: float = 0.0
-    nesterov: bool | None = None
-    kfac: KFACSettings = KFACSettings()  # noqa: RUF009 - frozen
-
-    def __post_init__(self) -> None:
-        require_number("lr", self.lr)
-        require_number("l2", self.l2)
-        require_number("momentum", self.momentum or 0.0, below=1.0)
-        if self.nesterov and self.momentum == 0.0:
-            raise ValueError("nesterov needs a momentum > 0, got 0")
+_MOMENTA = {"sgd": 0.9, "lars": 0.9, "adamw": 0.9, "muon": 0.95, "kfac": 0.9, "soap": 0.95}
+_WITH_NESTEROV = ("sgd", "lars", "muon")
 
 
 def create_optimizer(
@@ -64,129 +47,96 @@ def create_optimizer(
 ) -> Optimizer:
     """The optimiser of that name over the trainable parameters of `model`.
 
-    They are in two groups, which have a `name`: "weights", those of two or more dimensions, and
-    "others", biases, slopes of activations and all parameters of normalisation layers. `l2` is for
-    the weights only. For SGD and LARS it is torch's `weight_decay`, the gradient of l2 / 2 · ‖w‖²,
-    and for K-FAC also a part of the damping; for AdamW, Muon and SOAP it is decoupled weight decay.
-    Muon's orthogonal steps and SOAP's bases are for weights only, LARS's trust ratio is for all.
+    The parameters are in two groups, which have a `name`: "weights", those of two or more
+    dimensions, and "others", biases, slopes of activations and all parameters of normalisation
+    layers. Muon's orthogonal steps and SOAP's bases are for weights only, LARS's trust ratio is for
+    all parameters.
+
+    Args:
+        name: One of `optimizer_names()`.
+        model: The network.
+        lr: The learning rate.
+        momentum: None is the optimiser's default.
+        l2: For the weights only. For SGD and LARS it is torch's `weight_decay`, the gradient of
+            l2 / 2 · ‖w‖²; for K-FAC it is also part of the damping; for AdamW, Muon and SOAP it is
+            decoupled weight decay.
+        nesterov: Nesterov momentum, for sgd, lars and muon; None is the optimiser's default.
+        kfac: Settings that only K-FAC has.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
     >>> optimizer = create_optimizer("lars", model, lr=1.0, l2=1e-4)
     >>> [(g["name"], len(g["params"]), g["weight_decay"]) for g in optimizer.param_groups]
     [('weights', 1, 0.0001), ('others', 3, 0.0)]
     """
-    if name not in _BUILDERS:
+    if name not in _MOMENTA:
+        raise ValueError(f"optimizer must be one of {', '.join(_MOMENTA)}, got {name!r}")
+    momentum = _MOMENTA[name] if momentum is None else momentum
+    require_number("lr", lr)
+    require_number("l2", l2)
+    require_number("momentum", momentum, below=1.0)
+    if nesterov and name not in _WITH_NESTEROV:
         raise ValueError(
-            f"The optimiser {name!r} was asked for; there are {', '.join(optimizer_names())}."
+            f"{name} does not support nesterov; use it with {', '.join(_WITH_NESTEROV)}"
         )
-    return _BUILDERS[name](model, Settings(lr, momentum, l2, nesterov, kfac))
+    if nesterov and momentum == 0.0:
+        raise ValueError("nesterov needs a momentum > 0, got 0")
+    if name == "kfac":
+        return KFAC(model, lr, momentum, l2=l2, settings=kfac)
+    return _build(name, model, lr, momentum, l2, nesterov)
 
 
 def optimizer_names() -> tuple[str, ...]:
-    """The names that `create_optimizer` knows."""
-    return tuple(_BUILDERS)
+    """The names that `create_optimizer` accepts."""
+    return tuple(_MOMENTA)
 
 
-def _groups(model: nn.Module, l2: float) -> list[dict[str, Any]]:
-    """The trainable parameters of `model`, with `l2` on the weights."""
-    return [
-        {"name": name, "params": params, "weight_decay": l2 if name == "weights" else 0.0}
-        for name, params in weights_and_others(model).items()
+def _build(
+    name: str, model: nn.Module, lr: float, momentum: float, l2: float, nesterov: bool | None
+) -> Optimizer:
+    groups: list[dict[str, Any]] = [
+        {"name": group, "params": params, "weight_decay": l2 if group == "weights" else 0.0}
+        for group, params in weights_and_others(model).items()
     ]
+    match name:
+        case "sgd":
+            fused = _can_fuse(model)
+            return optim.SGD(groups, lr, momentum, nesterov=bool(nesterov), fused=fused)
+        case "lars":
+            # Many leave biases without a trust ratio. Where no normalisation undoes what they do,
+            # they diverge at the learning rates that the weights need; so all have one, as in
+            # Optax.
+            return LARS(groups, lr, momentum, nesterov=bool(nesterov))
+        case "adamw":
+            return optim.AdamW(groups, lr, betas=(momentum, 0.999), fused=_can_fuse(model))
+        case "muon":
+            # Usually the first and the last layer go to AdamW too, but a model does not say which
+            # these are; in a 50-layer network without shortcuts, the last one made no clear
+            # difference.
+            for group in groups:
+                group["orthogonalize"] = group["name"] == "weights"
+            return MuonAdamW(groups, lr, momentum, nesterov=nesterov is not False)
+        case _:
+            return _soap(groups, lr, momentum)
 
 
-def _sgd(model: nn.Module, settings: Settings) -> Optimizer:
-    return optim.SGD(
-        _groups(model, settings.l2),
-        lr=settings.lr,
-        momentum=_or_usual(settings.momentum, 0.9),
-        nesterov=settings.nesterov or False,
-        fused=_can_fuse(model),
-    )
-
-
-def _lars(model: nn.Module, settings: Settings) -> Optimizer:
-    # Many leave biases without a trust ratio. Where no normalisation undoes what they do, they
-    # diverge at the learning rates that the weights need; so all have one, as in Optax.
-    return LARS(
-        _groups(model, settings.l2),
-        lr=settings.lr,
-        momentum=_or_usual(settings.momentum, 0.9),
-        nesterov=settings.nesterov or False,
-    )
-
-
-def _adamw(model: nn.Module, settings: Settings) -> Optimizer:
-    _refuse_nesterov("adamw", settings)
-    betas = (_or_usual(settings.momentum, 0.9), 0.999)
-    return optim.AdamW(
-        _groups(model, settings.l2), lr=settings.lr, betas=betas, fused=_can_fuse(model)
-    )
-
-
-def _muon(model: nn.Module, settings: Settings) -> Optimizer:
-    groups = _groups(model, settings.l2)
-    for group in groups:
-        # By custom the first and the last layer go to AdamW too. But a model does not say which
-        # these are; in a 50-layer network without shortcuts, the last one made no clear difference.
-        group["orthogonalize"] = group["name"] == "weights"
-    return MuonAdamW(
-        groups,
-        lr=settings.lr,
-        momentum=_or_usual(settings.momentum, 0.95),
-        nesterov=settings.nesterov is not False,
-    )
-
-
-def _soap(model: nn.Module, settings: Settings) -> Optimizer:
-    _refuse_nesterov("soap", settings)
+def _soap(groups: list[dict[str, Any]], lr: float, momentum: float) -> Optimizer:
     try:
         from pytorch_optimizer import SOAP
     except ModuleNotFoundError as missing:
         raise ImportError(
             f"soap needs {missing.name}, which is not installed: pip install 'skipless[train]'"
         ) from None
-    # Its merge_dims stays off: it joins outputs with inputs, and fails on small convolutions.
-    betas = (_or_usual(settings.momentum, 0.95), 0.95)
-    return SOAP(_groups(model, settings.l2), lr=settings.lr, betas=betas)
-
-
-def _kfac(model: nn.Module, settings: Settings) -> Optimizer:
-    _refuse_nesterov("kfac", settings)
-    momentum = _or_usual(settings.momentum, 0.9)
-    return KFAC(model, settings.lr, momentum, l2=settings.l2, settings=settings.kfac)
+    # merge_dims stays off: it joins outputs with inputs, and fails on small convolutions.
+    return SOAP(groups, lr=lr, betas=(momentum, 0.95))
 
 
 def _can_fuse(model: nn.Module) -> bool:
-    """Whether one kernel may do a whole step: a quarter of the time on CPUs, less on GPUs too.
+    """Whether one kernel can do a whole step: a quarter of the time on CPUs, less on GPUs too.
 
-    It reads memory as it lies, so parameters laid out in other ways, such as channels_last, are
-    left to the loops.
+    It reads memory in order, so other layouts, such as channels_last, need torch's loops.
     """
     return all(
         p.is_contiguous() and p.is_floating_point() and p.device.type in ("cpu", "cuda")
         for p in model.parameters()
         if p.requires_grad
     )
-
-
-def _or_usual(value: float | None, usual: float) -> float:
-    return usual if value is None else value
-
-
-def _refuse_nesterov(name: str, settings: Settings) -> None:
-    if settings.nesterov:
-        raise ValueError(
-            f"Nesterov momentum was asked for, which {name} does not have. Leave it out, or use "
-            "sgd, lars or muon."
-        )
-
-
-_BUILDERS: dict[str, Callable[[nn.Module, Settings], Optimizer]] = {
-    "sgd": _sgd,
-    "lars": _lars,
-    "adamw": _adamw,
-    "muon": _muon,
-    "kfac": _kfac,
-    "soap": _soap,
-}

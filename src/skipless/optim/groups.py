@@ -12,7 +12,7 @@ _Normalisation = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn
 def weights_and_others(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     """The trainable parameters of `model`, each once, as "weights" and "others"; none is empty.
 
-    Weights have two or more dimensions, and are not those of a normalisation layer.
+    Weights have two or more dimensions and do not belong to a normalisation layer.
     """
     normalisation = {
         parameter
@@ -22,14 +22,13 @@ def weights_and_others(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     }
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         raise ValueError(
-            f"An optimiser was asked for, but {type(model).__name__} has lazy layers that are not "
-            "initialised. Call the model once before."
+            f"{type(model).__name__} has uninitialised lazy layers. Call the model once before "
+            "creating an optimiser."
         )
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ValueError(
-            f"An optimiser was asked for, but {type(model).__name__} has no parameters that are "
-            "to be trained. Set requires_grad of those that are."
+            f"{type(model).__name__} has no trainable parameters. Set requires_grad on some."
         )
     weights = [p for p in trainable if p.ndim >= 2 and p not in normalisation]
     known = set(weights)

@@ -9,7 +9,7 @@ $$u = g + \lambda w, \qquad
   w \leftarrow w - v$$
 
 The learning rate multiplies what enters the momentum; in `torch.optim.SGD` it multiplies what
-leaves it. So after the rate falls, older and larger steps take a while to fade.
+leaves it. So after the rate drops, older and larger steps take a while to decay.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -39,8 +39,8 @@ class _Group(TypedDict):
 class LARS(Optimizer):
     """LARS as Optax defines it.
 
-    Every setting may differ between groups of parameters. `trust_coefficient=None` leaves the trust
-    ratio out, as is often done for biases and for the scales and shifts of normalisation layers:
+    Every setting may differ between groups of parameters. `trust_coefficient=None` disables the
+    trust ratio, as is often done for biases and for the scales and shifts of normalisation layers:
     that group is trained by SGD with momentum. Mind its learning rate: LARS's usual ones, about 1,
     are too large for biases in networks without normalisation.
 
@@ -72,7 +72,7 @@ class LARS(Optimizer):
         }
         for name, value in settings.items():
             if value is not None and not value >= 0.0:
-                raise ValueError(f"LARS was asked for with {name} = {value}; it is 0 or more.")
+                raise ValueError(f"{name} must be >= 0, got {value}")
         super().__init__(params, {**settings, "nesterov": nesterov})
 
     @overload
@@ -83,18 +83,18 @@ class LARS(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Change every parameter that has a gradient; what comes back is what `closure` returns."""
+        """Performs one step and returns the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for params in _alike(group["params"]):
-                self._step_alike(params, cast(_Group, group))
+            for params in _by_device_and_dtype(group["params"]):
+                self._step_together(params, cast(_Group, group))
         return loss
 
-    def _step_alike(self, params: list[Tensor], group: _Group) -> None:
-        """Change parameters of one device and type, in a few operations for all of them."""
+    def _step_together(self, params: list[Tensor], group: _Group) -> None:
+        """Update parameters of one device and dtype, in a few operations for all of them."""
         grads = [cast(Tensor, p.grad) for p in params]
         updates = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
         if (trust_coefficient := group["trust_coefficient"]) is not None:
@@ -121,7 +121,7 @@ class LARS(Optimizer):
 def _trust_ratios(
     params: list[Tensor], updates: list[Tensor], trust_coefficient: float, eps: float
 ) -> list[Tensor]:
-    """One number for each parameter, left on its device so that nothing waits for it."""
+    """One number per parameter, left on its device to avoid synchronising."""
     exact = torch.promote_types(params[0].dtype, torch.float32)
     lengths = torch.stack(torch._foreach_norm(params, dtype=exact))
     steps = torch.stack(torch._foreach_norm(updates, dtype=exact))
@@ -131,16 +131,16 @@ def _trust_ratios(
     return list(ratios.unbind())
 
 
-def _alike(params: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The parameters that have gradients, those of one device and type together."""
-    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+def _by_device_and_dtype(params: Iterable[Tensor]) -> list[list[Tensor]]:
+    """The parameters that have gradients, grouped."""
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for param in params:
         if param.grad is None:
             continue
         if param.grad.is_sparse:
             raise ValueError(
-                f"LARS was given a sparse gradient for a parameter of shape {tuple(param.shape)}. "
-                "Use nn.Embedding(..., sparse=False), or torch.optim.SGD for it."
+                f"LARS got a sparse gradient for a parameter of shape {tuple(param.shape)}. Use "
+                "nn.Embedding(..., sparse=False), or torch.optim.SGD for it."
             )
-        alike[param.device, param.dtype].append(param)
-    return list(alike.values())
+        groups[param.device, param.dtype].append(param)
+    return list(groups.values())

@@ -2,13 +2,13 @@ r"""Muon for whole networks: weights as matrices by Muon, everything else by Ada
 
 Muon (Jordan et al., 2024) replaces the momentum of a weight matrix by the nearest orthogonal one,
 so that its step is equally long in every direction. PyTorch's own `torch.optim.Muon` takes matrices
-only. Here the weight of a convolution, (out, in, height, width), is the matrix (out, in · height ·
-width) from all that its kernel covers, and what is not a weight is trained by `torch.optim.AdamW`,
-behind one optimiser: one list of groups for schedules, one state for checkpoints.
+only. Here the weight of a convolution, (out, in, height, width), is flattened to the matrix (out,
+in · height · width), and everything else is trained by `torch.optim.AdamW`, behind one optimiser:
+one list of groups for schedules, one state for checkpoints.
 
 Orthogonal steps are scaled by $0.2 \sqrt{\max\{m, k\}}$ for $m$ outputs and $k$ inputs
-(`adjust_lr_fn="match_rms_adamw"`; Liu et al., 2025). Their entries then have the size of those that
-AdamW takes, so that one learning rate, on AdamW's scale, serves both.
+(`adjust_lr_fn="match_rms_adamw"`; Liu et al., 2025). Their entries then have AdamW's size, so
+one learning rate, on AdamW's scale, serves both.
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ class MuonAdamW(Optimizer):
             "orthogonalize": orthogonalize,
         }
         super().__init__(params, defaults)
-        for group in self.param_groups:
-            self._adamw(cast(_Group, group))  # which refuses settings that are out of range
+        for group in self.param_groups:  # torch's optimisers check the ranges of settings
+            self._adamw(cast(_Group, group))
             self._muon(cast(_Group, group), [])
 
     def add_param_group(self, param_group: dict[str, object]) -> None:
-        """Add a group; where steps are made orthogonal, all have two or more dimensions."""
+        """Adds a group; with `orthogonalize`, all its parameters need two or more dimensions."""
         super().add_param_group(param_group)
         group = cast(_Group, self.param_groups[-1])
         vectors = [tuple(p.shape) for p in group["params"] if p.ndim < 2]
         if group["orthogonalize"] and vectors:
             del self.param_groups[-1]
             raise ValueError(
-                f"Muon was asked for on a parameter of shape {vectors[0]}, which is no matrix. Put "
-                "it into a group with orthogonalize=False."
+                f"Muon needs parameters of 2 or more dimensions, got shape {vectors[0]}. Put it "
+                "into a group with orthogonalize=False."
             )
 
     @overload
@@ -90,7 +90,7 @@ class MuonAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Change every parameter that has a gradient; what comes back is what `closure` returns."""
+        """Performs one step and returns the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -106,11 +106,11 @@ class MuonAdamW(Optimizer):
         params = [p for p in group["params"] if p.grad is not None]
         if any(cast(Tensor, p.grad).is_sparse for p in params):
             raise ValueError(
-                "Muon was given a sparse gradient. Use nn.Embedding(..., sparse=False), or train "
-                "that parameter by torch.optim.SparseAdam."
+                "Muon got a sparse gradient. Use nn.Embedding(..., sparse=False), or "
+                "torch.optim.SparseAdam for it."
             )
-        # Copies where the layout is not row by row, as in channels_last: little, next to the
-        # Newton-Schulz iteration. It keeps steps and checkpoints the same for every layout.
+        # This copies other layouts, such as channels_last, which costs little next to the
+        # Newton-Schulz iteration and keeps steps and checkpoints the same for every layout.
         matrices = [p.detach().flatten(1) for p in params]
         muon = self._muon(group, matrices)
         for param, matrix in zip(params, matrices, strict=True):
@@ -121,8 +121,8 @@ class MuonAdamW(Optimizer):
             if matrix.data_ptr() != param.data_ptr():
                 param.copy_(matrix.view(param.shape))
 
-    # torch's optimisers live for one step. They keep nothing but what is in our groups and in our
-    # state, so that there is one truth for checkpoints, copies, schedules and moves of the model.
+    # torch's optimisers live for one step. All they keep is in our groups and our state, the single
+    # source for checkpoints, copies, schedules and moves of the model.
 
     def _muon(self, group: _Group, matrices: list[Tensor]) -> Muon:
         return Muon(

@@ -381,7 +381,7 @@ def test_a_network_without_any_layer_is_trained_by_the_diagonal(settings: dict[s
 
 
 def test_a_network_without_trained_parameters_is_refused() -> None:
-    with pytest.raises(ValueError, match="Tanh has no parameters that are to be trained"):
+    with pytest.raises(ValueError, match="Tanh has no trainable parameters"):
         KFAC(nn.Tanh(), 0.1)
     with pytest.raises(ValueError, match="Set requires_grad"):
         KFAC(mlp().requires_grad_(False), 0.1)
