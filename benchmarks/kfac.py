@@ -99,7 +99,7 @@ def measured(kind: str, size: int, stride: int) -> Stopwatch:
         curved, lr=1e-6, burn_in=0, curvature_period=2, inverse_period=4, input_stride=stride
     )
     own = kfac._estimate
-    own.take = watch.around("factors", own.take)
+    own.measure = watch.around("factors", own.measure)
     own.update = watch.around("means", own.update)
     own.blocks.refresh = watch.around("inverses", own.blocks.refresh)
     own.directions = watch.around("preconditioning", own.directions)

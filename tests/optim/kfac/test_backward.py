@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from skipless.optim.kfac.scores import carry_back
+from skipless.optim.kfac.scores import backward_at
 
 
 def layers(count: int) -> list[nn.Linear]:
@@ -66,7 +66,7 @@ def test_gradients_at_layers_are_those_of_autograd(network) -> None:
     edges = [get_gradient_edge(output) for output in outputs]
     for leaves in ([], [x]):
         found.clear()
-        at_leaves = carry_back(outputs[-1], scores, edges, leaves, see)
+        at_leaves = backward_at(outputs[-1], scores, edges, leaves, see)
         assert sorted(found) == list(range(len(outputs)))
         for index, gradient in found.items():
             torch.testing.assert_close(gradient, expected[index], rtol=1e-14, atol=1e-14)
@@ -82,7 +82,7 @@ def test_layers_that_the_outputs_do_not_depend_on_are_not_seen() -> None:
     outputs = other(a.detach())
     edges = [get_gradient_edge(t) for t in (a, dead, outputs)]
     seen: list[int] = []
-    found = carry_back(
+    found = backward_at(
         outputs, torch.ones_like(outputs), edges, [used.weight], lambda index, _: seen.append(index)
     )
     assert seen == [2]
@@ -103,7 +103,7 @@ def test_no_more_than_one_gradient_is_kept_at_a_time() -> None:
         most = max(most, sum(own() is not None for own in kept))
         kept.append(weakref.ref(gradient))
 
-    carry_back(x, torch.ones_like(x), edges, [], see)
+    backward_at(x, torch.ones_like(x), edges, [], see)
     assert len(kept) == 9
     assert most <= 1
 
@@ -118,7 +118,7 @@ def test_hooks_are_removed_even_after_an_error() -> None:
         raise ValueError("enough")
 
     with pytest.raises(ValueError, match="enough"):
-        carry_back(last, torch.ones_like(last), edges, [], stop)
+        backward_at(last, torch.ones_like(last), edges, [], stop)
     last.sum().backward()
     assert a.weight.grad is not None
 
@@ -147,7 +147,7 @@ def test_passes_inside_of_the_pass_are_not_seen() -> None:
     scores = torch.randn_like(outputs)
     expected = torch.autograd.grad([outputs], edges, [scores], retain_graph=True)
     found: dict[int, list[Tensor]] = {0: [], 1: [], 2: []}
-    carry_back(outputs, scores, edges, [], lambda index, g: found[index].append(g.clone()))
+    backward_at(outputs, scores, edges, [], lambda index, g: found[index].append(g.clone()))
     for index, gradients in found.items():
         assert len(gradients) == 1
         torch.testing.assert_close(gradients[0], expected[index], rtol=1e-14, atol=1e-14)

@@ -19,7 +19,7 @@ from optim.kfac.dense_fisher import (
     terms,
 )
 from skipless.optim import KFAC
-from skipless.optim.kfac.blocks import Axes, Block
+from skipless.optim.kfac.blocks import Block, Eigenbases
 from skipless.optim.settings import Fisher, Loss
 
 LOSSES: tuple[Loss, ...] = ("cross_entropy", "binary_cross_entropy", "mse")
@@ -359,9 +359,9 @@ def test_other_parameters_step_by_their_diagonal() -> None:
 def eigenbasis_of(optimizer: KFAC, module: nn.Module) -> tuple[Array, Array]:
     """The axes of one layer, in columns, and the curvature along them."""
     block = block_of(optimizer, module)
-    bank = next(b for b in optimizer._estimate.blocks.banks if block in b.blocks)
-    assert isinstance(bank, Axes)
-    kept = {name: tensor.numpy() for name, tensor in bank.tensors(block).items()}
+    stack = optimizer._estimate.blocks._stack_of[block]
+    assert isinstance(stack, Eigenbases)
+    kept = {name: tensor.numpy() for name, tensor in stack.tensors(block).items()}
     return np.kron(kept["axes_outputs"][0], kept["axes_inputs"][0]), kept["scales"][0].flatten()
 
 

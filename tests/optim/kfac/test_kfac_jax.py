@@ -120,8 +120,8 @@ def order_of_inputs(shape: tuple[int, ...]) -> np.ndarray:
 
 def inverse_of(block: object, optimizer: KFAC, order: np.ndarray) -> np.ndarray:
     """The damped inverse that is applied to a layer, inputs first, in JAX's order."""
-    bank = next(own for own in optimizer._estimate.blocks.banks if block in own.blocks)
-    kept = {name: tensor[0].numpy() for name, tensor in bank.tensors(block).items()}  # pyright: ignore
+    stack = optimizer._estimate.blocks._stack_of[block]
+    kept = {name: tensor[0].numpy() for name, tensor in stack.tensors(block).items()}  # pyright: ignore
     return np.kron(kept["inverse_inputs"][np.ix_(order, order)], kept["inverse_outputs"])
 
 

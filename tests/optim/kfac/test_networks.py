@@ -274,7 +274,7 @@ def test_weights_that_are_read_fall_to_the_diagonal_with_one_note(
     run(optimizer, model, data(4, *shape))
     assert all(moved(model, start).values())
     assert set(read) <= on_the_diagonal(optimizer)
-    told = [note for note in notes(caplog) if "not called but read" in note]
+    told = [note for note in notes(caplog) if "read without a call" in note]
     assert [note.split(": ")[1] for note in told] == [", ".join(read) + "."]
 
 

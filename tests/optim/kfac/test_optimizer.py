@@ -103,7 +103,7 @@ def test_a_step_of_the_quadratic_model_without_curvature_raises() -> None:
     optimizer = KFAC(model, None, burn_in=1, curvature_period=100)
     train(model, optimizer, rest)
     F.cross_entropy(model(batch[0]), batch[1]).backward()
-    with pytest.raises(RuntimeError, match="without having seen the curvature"):
+    with pytest.raises(RuntimeError, match="has no curvature"):
         optimizer.step()
 
 
@@ -128,8 +128,8 @@ def test_curvature_after_backward_raises_and_the_step_can_be_done_again(lr: floa
         ({}, lambda out: out.detach(), "without a graph"),
         ({}, lambda out: out.argmax(1), "without a graph"),
         ({}, lambda out: F.cross_entropy(out, out.argmax(1)), "not the loss"),
-        ({}, lambda out: out[:0], "no examples"),
-        ({}, lambda out: (out, out), "a tuple"),
+        ({}, lambda out: out[:0], "without examples"),
+        ({}, lambda out: (out, out), "got tuple"),
         ({}, lambda out: out[:, 0], "examples first, then classes"),
         ({"loss": "mse"}, lambda out: out.square().mean(), "not the loss"),
         ({"fisher": "empirical"}, lambda out: out, r"Call curvature\(outputs, targets\)"),
@@ -147,7 +147,7 @@ def test_outputs_that_have_no_curvature_are_refused(
 def test_a_divisor_below_one_is_refused() -> None:
     model = network()
     optimizer = KFAC(model, 0.1)
-    with pytest.raises(ValueError, match="divisor of 0"):
+    with pytest.raises(ValueError, match="divisor must be an integer >= 1, got 0"):
         optimizer.curvature(model(batches(1)[0][0]), divisor=0)
 
 
@@ -156,44 +156,22 @@ def test_outputs_of_a_pass_that_was_not_heard_are_refused() -> None:
     model, (x, y) = network(), batches(1)[0]
     early = model(x)
     optimizer = KFAC(model, 0.1, burn_in=0)
-    with pytest.raises(RuntimeError, match="heard none of its layers"):
+    with pytest.raises(RuntimeError, match="found no layer calls"):
         optimizer.curvature(early)
     train(model, optimizer, [(x, y)])
-    with pytest.raises(RuntimeError, match="heard none of its layers"):
+    with pytest.raises(RuntimeError, match="found no layer calls"):
         optimizer.curvature(network(1)(x))
     outputs = model(x)
     optimizer.curvature(outputs)
-    with pytest.raises(RuntimeError, match="once for each pass"):
+    with pytest.raises(RuntimeError, match="once per pass"):
         optimizer.curvature(outputs)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"lr": -0.1},
-        {"lr": 0.1, "momentum": 1.0},
-        {"lr": 0.1, "damping": -1e-3},
-        {"lr": 0.1, "damping": 0.0},
-        {"lr": 0.1, "damping": float("nan")},
-        {"lr": 0.1, "curvature_ema": 1.0},
-        {"lr": 0.1, "curvature_period": 0},
-        {"lr": 0.1, "inverse_period": 2.5},
-        {"lr": 0.1, "burn_in": -1},
-        {"lr": 0.1, "damping_period": 0},
-        {"lr": 0.1, "loss": "hinge"},
-        {"lr": 0.1, "fisher": "true"},
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="K-FAC was asked for with"):
-        KFAC(network(), **settings)
 
 
 def test_a_damping_that_adapts_needs_a_closure() -> None:
     model, (batch,) = network(), batches(1)
     optimizer = KFAC(model, 0.1, damping_period=5)
     closure_of(model, optimizer, batch)()
-    with pytest.raises(ValueError, match="Give step\\(\\) a closure"):
+    with pytest.raises(ValueError, match=r"pass a closure to step\(\)"):
         optimizer.step()
 
 
@@ -222,7 +200,7 @@ def test_curvature_is_free_in_steps_that_do_not_need_it(passes_back: list[int]) 
     for x, y in batches(23):
         optimizer.zero_grad()
         outputs = model(x)
-        heard.append(len(optimizer._estimate.listener._uses))
+        heard.append(len(optimizer._estimate.recorder._calls))
         before = len(passes_back)
         optimizer.curvature(outputs)
         found.append(len(passes_back) - before)
@@ -491,7 +469,7 @@ def test_a_state_that_does_not_fit_is_refused_as_a_whole(
     optimizer = KFAC(model, 0.1, burn_in=1)
     train(model, optimizer, given[:3])
     before = leaves(optimizer.state_dict())
-    with pytest.raises(ValueError, match="A state of K-FAC was to be loaded"):
+    with pytest.raises(ValueError, match=r"Load (it into the network|a state from KFAC)"):
         optimizer.load_state_dict(foreign())
     assert leaves(optimizer.state_dict()) == before
     undisturbed = network()
@@ -567,7 +545,7 @@ def test_copies_of_the_model_are_not_listened_to(way: str) -> None:
         file.seek(0)
         other = torch.load(file, weights_only=False)
     other(given[0][0])
-    assert not optimizer._estimate.listener.taken()
+    assert not optimizer._estimate.recorder.pop()
     assert_equal(values(other), values(model))
     own = KFAC(other, 0.1, burn_in=1)  # a new one hears the copy
     own.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -596,7 +574,7 @@ def test_copies_of_model_and_optimiser_go_on_as_they_would(
 
 def test_more_parameters_are_refused() -> None:
     optimizer = KFAC(network(), 0.1)
-    with pytest.raises(ValueError, match="Make another one for the whole model"):
+    with pytest.raises(ValueError, match="Create a new one for the whole model"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
     assert len(optimizer.param_groups) == 2
 
@@ -626,7 +604,7 @@ def test_what_another_optimiser_trains_does_not_pile_up() -> None:
         sgd.zero_grad()
         F.cross_entropy(model(x), y).backward()
         sgd.step()
-    layers = [use.layer.name for use in optimizer._estimate.listener.taken()]
+    layers = [call.layer.name for call in optimizer._estimate.recorder.pop()]
     assert layers == ["0", "3", "5"]
 
 

@@ -1,7 +1,4 @@
-"""What K-FAC is asked for, looked at before it does anything, and errors in its own words.
-
-What K-FAC has to say, once each, by the logger `skipless.optim`.
-"""
+"""What K-FAC checks before it does anything, and the warnings and errors that it gives."""
 
 from __future__ import annotations
 
@@ -15,19 +12,24 @@ from torch import Tensor, nn
 from skipless.optim.settings import Fisher, Loss
 
 from .blocks import Block
+from .moments import at_least_float32
+
+_log = logging.getLogger("skipless.optim")
+
+_MOST_NAMES = 20  # in a warning; KFAC.diagonal_names has all of them
 
 
 def check_model(model: object) -> None:
-    """Raise an error where K-FAC cannot listen to `model`."""
+    """Raises an error if K-FAC cannot record the layers of `model`."""
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"K-FAC was asked for with {type(model).__name__}, where it needs the model itself, to "
-            "listen to its layers. Give it KFAC(model, ...), not model.parameters()."
+            f"K-FAC needs the model itself, got {type(model).__name__}. Call KFAC(model, ...), not "
+            "KFAC(model.parameters(), ...)."
         )
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ValueError(
-                f"K-FAC was asked for with a model whose layer {name} has sparse gradients. Use "
+                f"K-FAC does not support sparse gradients, got layer {name} with sparse=True. Use "
                 "sparse=False."
             )
 
@@ -35,29 +37,30 @@ def check_model(model: object) -> None:
 def check_outputs(
     outputs: object, targets: object, divisor: object, loss: Loss, fisher: Fisher
 ) -> None:
-    """Raise an error where curvature cannot be taken from `outputs`."""
-    asked = "K-FAC was asked for the curvature of"
+    """Raises an error if the curvature of `outputs` cannot be measured."""
     if not isinstance(outputs, Tensor):
         raise TypeError(
-            f"{asked} a {type(outputs).__name__}. Give it the tensor that the loss takes, such as "
-            "logits."
+            "curvature() needs the tensor that the loss takes, such as logits, got "
+            f"{type(outputs).__name__}"
         )
-    found = f"{asked} outputs of shape {tuple(outputs.shape)}"
+    shape = f"outputs of shape {tuple(outputs.shape)}"
     if not outputs.requires_grad:
         raise ValueError(
-            f"{found} without a graph. Give it what the model returned, not detached, and not "
-            "computed under no_grad."
+            f"curvature() got {shape} without a graph. Pass what the model returned, not detached, "
+            "and not computed under no_grad."
         )
     if not outputs.is_floating_point():
-        raise ValueError(f"{found} and type {outputs.dtype}. Give it real numbers.")
+        raise ValueError(f"curvature() needs real outputs, got {shape} and type {outputs.dtype}")
     least = 2 if loss == "cross_entropy" else 1
     if outputs.ndim < least:
         order = "examples first, then classes" if least == 2 else "examples first"
-        raise ValueError(f"{found}. Give it what {loss} takes, not the loss: {order}.")
+        raise ValueError(
+            f"curvature() got {shape}. Pass the outputs that {loss} takes, not the loss: {order}."
+        )
     if not outputs.numel():
-        raise ValueError(f"{found}, which has no examples. Leave empty batches out.")
+        raise ValueError(f"curvature() got {shape}, without examples. Skip empty batches.")
     if divisor is not None and (not isinstance(divisor, int) or divisor < 1):
-        raise ValueError(f"K-FAC was given a divisor of {divisor!r}; it is a whole number from 1.")
+        raise ValueError(f"divisor must be an integer >= 1, got {divisor!r}")
     if fisher == "empirical":
         _check_targets(outputs, targets, loss)
 
@@ -69,101 +72,90 @@ def _check_targets(outputs: Tensor, targets: object, loss: Loss) -> None:
     if not isinstance(targets, Tensor) or list(targets.shape) != wanted:
         shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
         raise ValueError(
-            "K-FAC was asked for the empirical Fisher matrix, which needs the labels of the data, "
-            f"of shape {tuple(wanted)}, and was given {shape}. Call curvature(outputs, targets)."
+            f"The empirical Fisher matrix needs labels of shape {tuple(wanted)}, got {shape}. Call "
+            "curvature(outputs, targets)."
         )
-    if loss == "cross_entropy" and not _are_classes(targets, outputs.shape[1]):
-        raise ValueError(
-            "K-FAC was given labels for the empirical Fisher matrix that are no classes from 0 to "
-            f"{outputs.shape[1] - 1}. Leave out rows without a label, of outputs too."
-        )
-
-
-def _are_classes(targets: Tensor, classes: int) -> bool:
-    whole = not targets.is_floating_point() and targets.dtype != torch.bool
-    return whole and bool(((targets >= 0) & (targets < classes)).all())
+    if loss == "cross_entropy":
+        is_integer = not targets.is_floating_point() and targets.dtype != torch.bool
+        if not is_integer or not bool(((targets >= 0) & (targets < outputs.shape[1])).all()):
+            raise ValueError(
+                "The empirical Fisher matrix needs labels that are classes from 0 to "
+                f"{outputs.shape[1] - 1}. Leave out rows without a label, in outputs too."
+            )
 
 
 def check_place(blocks: Iterable[Block]) -> None:
-    """Raise an error if the model was moved since the factors were made."""
+    """Raises an error if the model has moved since the factors were created."""
     for block in blocks:
         weight, factor = block.layer.weight, block.outputs
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        if weight.device != factor.device or dtype != factor.dtype:
+        if weight.device != factor.device or at_least_float32(weight) != factor.dtype:
             raise RuntimeError(
-                f"K-FAC was made for a model of {factor.dtype} on {factor.device}, and found the "
-                f"layer {block.layer.name} of {weight.dtype} on {weight.device}. Make it after the "
-                "model is where, and what, it is to be."
+                f"K-FAC was created for {factor.dtype} on {factor.device}, but the layer "
+                f"{block.layer.name} is now {weight.dtype} on {weight.device}. Create the "
+                "optimiser after moving or casting the model."
             )
 
 
 @contextmanager
-def clear_errors() -> Iterator[None]:
-    """Errors of autograd in the words of K-FAC's users."""
+def explain_errors() -> Iterator[None]:
+    """Replaces errors of autograd by those that say what to do."""
     try:
         yield
     except RuntimeError as error:
         if "second time" in str(error):
             raise RuntimeError(
-                "K-FAC was asked for the curvature of outputs whose graph is gone. Call "
-                "curvature() before backward()."
+                "The graph of these outputs is already freed. Call curvature() before backward()."
             ) from None
         if "is not implemented" in str(error) and "derivative" in str(error):
             raise RuntimeError(
-                "K-FAC was asked for learning rates by the quadratic model (lr=None), for which "
-                f"all operations have to be differentiable twice, and found one that is not: "
-                f"{error} Give it a learning rate, or, for attention, use "
+                "Learning rates by the quadratic model (lr=None) need operations that are "
+                f"differentiable twice: {error} Set a learning rate, or, for attention, use "
                 "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
             ) from None
         raise
 
 
-_log = logging.getLogger("skipless.optim")
-
-_SHOWN = 20  # names; KFAC.diagonal_names has all of them
-
-
-class Notes:
-    """A log that says nothing twice, and knows the names of parameters."""
+class WarnOnce:
+    """Logs each warning once, with the names of parameters."""
 
     def __init__(self, names: Mapping[nn.Parameter, str]) -> None:
         self.names = names
-        self._told: set[str] = set()
+        self._seen: set[str] = set()
 
-    def once(self, message: str) -> None:
-        """Say it, if it was not said before."""
-        if message not in self._told:
-            self._told.add(message)
+    def warn(self, message: str) -> None:
+        """Logs the message, unless it was logged before."""
+        if message not in self._seen:
+            self._seen.add(message)
             _log.warning(message)
 
-    def diagonal(self, parameters: Sequence[nn.Parameter], which: str) -> None:
-        """Tell of parameters that have no Kronecker factors."""
-        self.once(
-            f"K-FAC takes only the diagonal of the curvature for parameters {which}: "
-            f"{_listed([self.names[p] for p in parameters])}."
+    def warn_diagonal(self, parameters: Sequence[nn.Parameter], which: str) -> None:
+        """Warns that parameters have no Kronecker factors."""
+        self.warn(
+            f"K-FAC uses only the diagonal of the curvature for parameters {which}: "
+            f"{_join([self.names[p] for p in parameters])}."
         )
 
-    def unknown(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Tell of parameters that have gradients, but no curvature."""
+    def warn_unmeasured(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Warns that parameters have gradients but no curvature."""
         if parameters:
-            self.once(
-                "K-FAC does not move parameters whose curvature it has not measured: "
-                f"{_listed([self.names[p] for p in parameters])}. They had no part in the outputs "
-                "that curvature() was given, as other heads have none, or layers under a "
-                "checkpoint without use_reentrant=False; or what it measured was not finite."
+            self.warn(
+                "K-FAC does not update parameters whose curvature it has not measured: "
+                f"{_join([self.names[p] for p in parameters])}. The outputs passed to curvature() "
+                "do not depend on them, as with other heads, or layers under a checkpoint without "
+                "use_reentrant=False; or the measurement was not finite."
             )
 
-    def strangers(self, model: nn.Module) -> None:
-        """Tell of parameters that have gradients, but were frozen when K-FAC was made."""
+    def warn_frozen(self, model: nn.Module) -> None:
+        """Warns that parameters have gradients but were frozen when the optimiser was created."""
         own = model.named_parameters()
-        strange = [name for name, p in own if p.grad is not None and p not in self.names]
-        if strange:
-            self.once(
-                f"K-FAC does not train {_listed(strange)}, which were frozen when it was made. "
-                "Make another one."
+        frozen = [name for name, p in own if p.grad is not None and p not in self.names]
+        if frozen:
+            self.warn(
+                f"K-FAC does not train {_join(frozen)}, which were frozen when it was created. "
+                "Create a new one."
             )
 
 
-def _listed(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + rest
+def _join(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + rest

@@ -1,19 +1,21 @@
-"""What K-FAC knows of layers: second moments of what enters and of what comes back, and matrices.
+"""The layers that K-FAC covers: second moments of inputs and output gradients, and matrices.
 
 A layer is a matrix that multiplies rows: the inputs of a Linear, the patches of a convolution, the
-one-hot codes of an Embedding. A bias is the matrix's last column, for a last coordinate of 1. A
-convolution in groups is one matrix for each group; all tensors here have groups first.
+one-hot codes of an Embedding. A bias is the matrix's last column, for a last coordinate of 1.
+
+Axes: groups come first everywhere, one matrix per group of a convolution and a single one for all
+other layers; then rows = outputs, and columns = inputs (with taps and bias).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from .moments import Scratch, output_moments, patch_moments, row_moment
+from .moments import Scratch, at_least_float32, output_moments, patch_moments, row_moment
 from .windows import Window
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -29,7 +31,7 @@ class Layer:
     name: str
     module: nn.Module  # the first of those that share the weight
     weight: nn.Parameter
-    bias: nn.Parameter | None  # where it is trained
+    bias: nn.Parameter | None  # if it is trained
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -38,12 +40,12 @@ class Layer:
 
     @property
     def groups(self) -> int:
-        """How many matrices the layer is made of."""
+        """How many matrices the layer has."""
         return self.module.groups if isinstance(self.module, Convolution) else 1
 
     @property
     def diagonal(self) -> bool:
-        """Whether the second moment of the rows is diagonal, and held so: of one-hot codes."""
+        """Whether the second moment of the rows is diagonal, and stored so: for one-hot codes."""
         return isinstance(self.module, nn.Embedding)
 
     @property
@@ -60,15 +62,15 @@ class Layer:
     ) -> tuple[Tensor, int]:
         """Second moments of the rows, summed, (groups, columns, columns), and their number.
 
-        Of a batch, each `stride`th example is taken.
+        Only every `stride`-th example of a batch counts.
         """
         module, homogeneous = self.module, self.bias is not None
         if stride > 1 and self._batched(inputs):
             inputs = inputs[::stride]
         if isinstance(module, nn.Embedding):
-            codes = inputs[_counted(module, inputs)]
+            codes = inputs[_is_trained(module, inputs)]
             counts = torch.bincount(codes, minlength=module.num_embeddings)
-            return counts.to(_precise(self.weight)).unsqueeze(0), codes.numel()
+            return counts.to(at_least_float32(self.weight)).unsqueeze(0), codes.numel()
         if isinstance(module, Convolution):
             batch = inputs if self._batched(inputs) else inputs.unsqueeze(0)
             return patch_moments(batch, Window.of(module), homogeneous, scratch)
@@ -82,18 +84,24 @@ class Layer:
 
     @torch.no_grad()
     def output_moments(self, inputs: Tensor, scores: Tensor) -> Tensor:
-        """Second moments of the scores that come back to the outputs: (groups, rows, rows)."""
+        """Second moments of the scores at the outputs: (groups, rows, rows)."""
         module = self.module
         if isinstance(module, nn.Embedding):
-            return row_moment(scores[_counted(module, inputs)], False).unsqueeze(0)
+            return row_moment(scores[_is_trained(module, inputs)], False).unsqueeze(0)
         if isinstance(module, Convolution):
             batch = scores if scores.ndim == self.weight.ndim else scores.unsqueeze(0)
             return output_moments(batch, self.groups)
         return row_moment(scores.reshape(-1, scores.shape[-1]), False).unsqueeze(0)
 
     def matrices(self, values: Mapping[nn.Parameter, Tensor], out: Tensor | None = None) -> Tensor:
-        """What there is for the weight and the bias, such as gradients: (groups, rows, columns)."""
-        weight, *biases = (_given(values, parameter) for parameter in self.parameters)
+        """Values of the weight and the bias, such as gradients, as (groups, rows, columns).
+
+        Where one is missing, as for a parameter that is frozen by now, it is zero.
+        """
+        weight, *biases = (
+            values[p] if p in values else torch.zeros_like(p, dtype=at_least_float32(p))
+            for p in self.parameters
+        )
         if out is None:
             out = torch.empty((self.groups, *self.shape), dtype=weight.dtype, device=weight.device)
         if self.diagonal:
@@ -115,19 +123,19 @@ class Layer:
 
 
 def find_layers(model: nn.Module) -> tuple[list[Layer], dict[nn.Module, Layer]]:
-    """The layers of `model` that are trained, and for each module the layer that it is.
+    """The trainable layers of `model`, and the layer of each module.
 
-    Modules that share weight and bias are one layer; other ways to share are left out.
+    Modules that share weight and bias are one layer; other ways of sharing are not covered.
     """
     layers: list[Layer] = []
     by_module: dict[nn.Module, Layer] = {}
-    shared = _owners(model)
+    owners_of = _owners(model)
     for name, module in model.named_modules():
         weight = _weight_of(module)
         if weight is None or not weight.requires_grad:
             continue
-        owners = shared[weight]
-        if owners[0] is not module or not _alike(owners, shared):
+        owners = owners_of[weight]
+        if owners[0] is not module or not _are_one_layer(owners, owners_of):
             continue
         bias = getattr(module, "bias", None)
         trained = bias if bias is not None and bias.requires_grad else None
@@ -140,32 +148,30 @@ def _owners(model: nn.Module) -> dict[nn.Parameter, list[nn.Module]]:
     """For each parameter, the modules that hold it."""
     owners: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
-        for _, parameter in _held(module):
+        for _, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             if module not in (known := owners.setdefault(parameter, [])):
                 known.append(module)
     return owners
 
 
-def _held(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return module.named_parameters(recurse=False, remove_duplicate=False)
-
-
 def _weight_of(module: nn.Module) -> nn.Parameter | None:
-    """The weight of a module of a kind that K-FAC covers, if it is a parameter of its own."""
+    """The weight of a module that K-FAC covers, if it is a parameter."""
     if not isinstance(module, nn.Linear | Convolution | nn.Embedding):
         return None
     if type(module).forward not in _FORWARDS:  # what it multiplies by may not be its weight
         return None
     if isinstance(module, nn.Embedding) and (module.scale_grad_by_freq or module.max_norm):
         return None
-    return module._parameters.get("weight")  # none where it is computed, as by weight_norm
+    return module._parameters.get("weight")  # None where it is computed, as by weight_norm
 
 
-def _alike(owners: Iterable[nn.Module], shared: dict[nn.Parameter, list[nn.Module]]) -> bool:
-    """Whether modules with one weight multiply by it in one way, and nothing else shares a bias."""
-    first, *rest = owners
+def _are_one_layer(
+    modules: Iterable[nn.Module], owners_of: dict[nn.Parameter, list[nn.Module]]
+) -> bool:
+    """Whether modules with one weight multiply by it alike, and nothing else shares the bias."""
+    first, *rest = modules
     bias = getattr(first, "bias", None)
-    if bias is not None and set(shared[bias]) != {first, *rest}:
+    if bias is not None and set(owners_of[bias]) != {first, *rest}:
         return False
     return all(
         type(other) is type(first)
@@ -182,18 +188,8 @@ def _geometry(module: nn.Module) -> object:
     return module.padding_idx if isinstance(module, nn.Embedding) else None
 
 
-def _counted(module: nn.Embedding, codes: Tensor) -> Tensor:
-    """Which codes have an embedding that is trained: all but the padding."""
+def _is_trained(module: nn.Embedding, codes: Tensor) -> Tensor:
+    """Which codes have a trained embedding: all but the padding."""
     if module.padding_idx is None:
         return torch.ones_like(codes, dtype=torch.bool)
     return codes != module.padding_idx
-
-
-def _given(values: Mapping[nn.Parameter, Tensor], parameter: nn.Parameter) -> Tensor:
-    """What there is for a parameter, or zeros, as for one that was frozen on the way."""
-    found = values.get(parameter)
-    return torch.zeros_like(parameter, dtype=_precise(parameter)) if found is None else found
-
-
-def _precise(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)

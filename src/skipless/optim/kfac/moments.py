@@ -1,24 +1,23 @@
-r"""Second moments of what layers read, and of gradients at what they write, as sums over rows.
+r"""Second moments of the inputs of layers, and of gradients at their outputs, as sums over rows.
 
-A row is what a layer reads, or a gradient at what it writes, at one position of one example. A
-convolution reads patches that overlap, and most of $\sum p\,p^\top$ would be computed many times
-over: all pairs of taps that lie equally far apart multiply the same pairs of pixels. So patches are
-not laid out. With pixels $x_q \in \mathbb{R}^C$, pairs of taps at a distance $\delta$ share
+A row is the input of a layer, or the gradient at its output, at one position of one example. The
+patches of a convolution overlap, and most of $\sum p\,p^\top$ would be computed many times over:
+all pairs of taps at the same distance multiply the same pairs of pixels. So patches are not
+materialised. With pixels $x_q \in \mathbb{R}^C$, pairs of taps at a distance $\delta$ share
 
 $$\sum_{q=a}^{b-1} x_q\, x_{q+\delta}^\top ,$$
 
-but for the edges of the image, where some of them stop earlier than others: ranges of $q$ are cut
-where one of them begins or ends, and each pair adds up its pieces. Rows of pixels are multiplied
-one by one, in one batch, so that only cuts across them cost anything: for a kernel of 3x3 these are
-19 batches, in place of 81 products, all of them on views of one copy of the inputs. A stride sorts
-pixels into phases; each tap reads one of these. Where it is cheaper, the products over whole images
-come from their spectrum, and only what some pairs leave out at the edges is multiplied like this.
+except at the edges of the image: `windows` plans which sums to compute. Rows of pixels are
+multiplied one by one, in one batch: a kernel of 3x3 takes 19 batches instead of 81 products, all of
+them on views of one copy of the inputs.
 
 Sums are in float32, or in float64 where the tensors are. Extra memory is at most about that of the
 result, of a product for each row of an image, or of `PRODUCT_BYTES`, and of six copies of a part of
 the batch, each of `CHUNK_BYTES` or of one example, of which a `Scratch` keeps four (nine and seven
-where kernels are nearly as large as images); and one copy of the whole batch where the padding is
-not of zeros.
+where kernels are nearly as large as images); and one copy of the whole batch for padding other than
+zeros.
+
+Axes: N = examples, C = channels, H and W = height and width, n = rows, d = entries of a row.
 """
 
 from __future__ import annotations
@@ -34,18 +33,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .windows import Band, Plan, Window, axes, cheapest_plan, lagged_products, readers
+from .windows import (
+    Band,
+    Plan,
+    Window,
+    cheapest_plan,
+    lagged_products,
+    stretches_by_axis,
+    tap_masks,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 CHUNK_BYTES = 32 * 2**20
 MOST_PRODUCTS = 512  # beyond, as in patches of 16x16 side by side, calls cost more than they save
 WIDE = 128  # a product of this many columns or more keeps the cores busy on its own
-CORES = 8  # that a long product of fewer columns is cut up for
+CORES = 8  # a long product of fewer columns is split for so many
+
+
+def at_least_float32(tensor: Tensor) -> torch.dtype:
+    """The dtype of sums over `tensor`, and of everything computed from them."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _in_full_precision(function: Callable[Concatenate[Tensor, P], R]):
-    """`function` of a tensor without autograd, and without autocast, which rounds products."""
+    """`function` without autograd, and without autocast, which rounds products."""
 
     @wraps(function)
     def exact(values: Tensor, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -64,8 +76,8 @@ def row_moment(rows: Tensor, homogeneous: bool) -> Tensor:
             [ 5.,  2.]])
     """
     width = rows.shape[1]
-    moments = _no_moments(rows, 1, width, homogeneous)
-    first, *others = _parts(rows, width)
+    moments = _zero_moments(rows, 1, width, homogeneous)
+    first, *others = _chunks(rows, width)
     _gram(first.to(moments.dtype), out=moments[0, :width, :width])
     for part in others:
         moments[0, :width, :width] += _gram(part.to(moments.dtype))
@@ -78,11 +90,11 @@ def row_moment(rows: Tensor, homogeneous: bool) -> Tensor:
 def output_moments(grads: Tensor, groups: int) -> Tensor:
     """Sums of g gᵀ over examples and positions of `grads` (N, C, *spatial), for each group."""
     channels = grads.shape[1]
-    moments = _no_moments(grads, groups, channels // groups, homogeneous=False)
+    moments = _zero_moments(grads, groups, channels // groups, homogeneous=False)
     values = grads.flatten(2)
-    # Rows are there already in channels_last, and to copy them is little where they are wide.
+    # Channels_last has rows already, and copying wide ones costs little.
     by_rows = groups == 1 and (values.stride(1) == 1 or values.shape[2] < channels)
-    for part in _parts(values, values[0].numel()):
+    for part in _chunks(values, values[0].numel()):
         part = part.to(moments.dtype)
         if by_rows:
             moments[0] += _gram(part.mT.reshape(-1, channels))
@@ -93,13 +105,13 @@ def output_moments(grads: Tensor, groups: int) -> Tensor:
 
 
 class Scratch:
-    """Memory that is written anew for each layer: to be given fresh pages would take longer."""
+    """Memory that all layers reuse: getting fresh pages for each would take longer."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0)
 
     def numbers(self, number: int, like: Tensor) -> Tensor:
-        """So many numbers of the type of `like`, on its device; not set to anything."""
+        """Uninitialised memory for that many numbers, of the dtype and device of `like`."""
         buffer = self._buffer
         if (buffer.dtype, buffer.device) != (like.dtype, like.device) or len(buffer) < number:
             self._buffer = buffer = like.new_empty(number)
@@ -113,20 +125,22 @@ def patch_moments(
     """Sums of p pᵀ over all patches of `inputs` (N, C, *spatial), for each group; and their number.
 
     Entries of a patch are in the order of `weight.flatten(1)`. If `homogeneous`, each patch ends
-    with a 1 for the bias. Whoever has many layers hands the same `scratch` to all of them.
+    with a 1 for the bias. Share one `scratch` across layers.
     """
     if inputs.ndim == 3:  # a signal is an image of one row
         inputs, window = inputs.unsqueeze(2), window.of_rows()
     if window.padding_mode != "zeros":
-        inputs = F.pad(inputs, _widths(window), mode=window.padding_mode)
+        inputs = F.pad(inputs, _torch_padding(window), mode=window.padding_mode)
         window = replace(window, padding=((0, 0),) * len(window.padding), padding_mode="zeros")
     sizes = tuple(inputs.shape[2:])
     width = inputs.shape[1] // window.groups * math.prod(window.kernel)
-    moments = _no_moments(inputs, window.groups, width, homogeneous)
+    moments = _zero_moments(inputs, window.groups, width, homogeneous)
     moment = moments[:, :width, :width]
     if math.prod(window.kernel) == 1 and not any(map(sum, window.padding)):
         moment += output_moments(_phase(inputs, window.stride, (0,) * len(sizes)), window.groups)
-    elif math.prod(map(len, axes(window, sizes))) // 2 <= MOST_PRODUCTS:  # // 2: by symmetry
+    elif (
+        math.prod(map(len, stretches_by_axis(window, sizes))) // 2 <= MOST_PRODUCTS
+    ):  # // 2: by symmetry
         _add_shared_products_(moment, inputs, window, scratch or Scratch())
     else:
         _add_patches_(moment, inputs, window)
@@ -136,9 +150,9 @@ def patch_moments(
     return moments, number
 
 
-def _no_moments(like: Tensor, groups: int, width: int, homogeneous: bool) -> Tensor:
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    return like.new_zeros(groups, width + homogeneous, width + homogeneous, dtype=dtype)
+def _zero_moments(like: Tensor, groups: int, width: int, homogeneous: bool) -> Tensor:
+    size = width + homogeneous
+    return like.new_zeros(groups, size, size, dtype=at_least_float32(like))
 
 
 def _set_bias_(moments: Tensor, total: Tensor, number: int) -> None:
@@ -146,14 +160,13 @@ def _set_bias_(moments: Tensor, total: Tensor, number: int) -> None:
     moments[:, -1, -1] = number
 
 
-def _parts(values: Tensor, entries: int) -> Sequence[Tensor]:
-    """`values` in parts of the batch, where `entries` are to be copied for each example."""
-    size = torch.promote_types(values.dtype, torch.float32).itemsize
-    return values.split(max(1, CHUNK_BYTES // (entries * size)))
+def _chunks(values: Tensor, entries: int) -> Sequence[Tensor]:
+    """The batch in chunks of `CHUNK_BYTES`, if `entries` numbers are copied per example."""
+    return values.split(max(1, CHUNK_BYTES // (entries * at_least_float32(values).itemsize)))
 
 
 def _gram(rows: Tensor, out: Tensor | None = None) -> Tensor:
-    """`rows.mT @ rows`, symmetric to rounding; where wide, up to 3/8 are mirrored."""
+    """`rows.mT @ rows`, symmetric to rounding; of a wide one, up to 3/8 are mirrored."""
     number, width = rows.shape
     gram = rows.new_empty(width, width) if out is None else out
     if width < WIDE and number >= CORES * width and number % CORES == 0:
@@ -167,13 +180,13 @@ def _gram(rows: Tensor, out: Tensor | None = None) -> Tensor:
     return gram
 
 
-def _widths(window: Window) -> list[int]:
+def _torch_padding(window: Window) -> list[int]:
     """`window.padding` in the order of `F.pad`."""
     return [width for pair in reversed(window.padding) for width in pair]
 
 
 def _phase(inputs: Tensor, stride: Sequence[int], start: Sequence[int]) -> Tensor:
-    """Every `stride`th pixel of `inputs` (N, C, *spatial) from `start` on."""
+    """Every `stride`-th pixel of `inputs` (N, C, *spatial), starting at `start`."""
     return inputs[(..., *(slice(a, None, s) for a, s in zip(start, stride, strict=True)))]
 
 
@@ -183,15 +196,15 @@ def _patch_sum(inputs: Tensor, window: Window, dtype: torch.dtype) -> Tensor:
         image = inputs.movedim(1, -1).sum(0, dtype=dtype).movedim(-1, 0)
     else:
         image = inputs.sum(0, dtype=dtype)
-    for reader in readers(window, tuple(inputs.shape[2:]), dtype, inputs.device):
-        image = image.movedim(1, -1) @ reader
+    for mask in tap_masks(window, tuple(inputs.shape[2:]), dtype, inputs.device):
+        image = image.movedim(1, -1) @ mask
     return image.flatten(1)
 
 
 def _patches(inputs: Tensor, window: Window) -> Tensor:
     """Patches of `inputs` (N, C, *spatial), as a view (N, C, *positions, *kernel) of a copy."""
     positions = window.positions(inputs.shape[2:])
-    inputs = F.pad(inputs, _widths(window))
+    inputs = F.pad(inputs, _torch_padding(window))
     strides = inputs.stride()[2:]
     return inputs.as_strided(
         (*inputs.shape[:2], *positions, *window.kernel),
@@ -204,19 +217,19 @@ def _patches(inputs: Tensor, window: Window) -> Tensor:
 
 
 def _add_patches_(moment: Tensor, inputs: Tensor, window: Window) -> None:
-    """Add the products of patches that are laid out, a part of the batch at a time."""
+    """Adds the products of materialised patches, a chunk of the batch at a time."""
     groups, width, _ = moment.shape
     positions = window.positions(inputs.shape[2:])
-    for part in _parts(inputs, math.prod(positions) * groups * width):
+    for part in _chunks(inputs, math.prod(positions) * groups * width):
         patches = _patches(part.to(moment.dtype), window).unflatten(1, (groups, -1))
         rows = patches.movedim((1, 2), (0, 2 + len(positions))).reshape(groups, -1, width)
         moment.baddbmm_(rows.mT, rows)
 
 
 def _add_shared_products_(moment: Tensor, inputs: Tensor, window: Window, scratch: Scratch) -> None:
-    """Add the products of patches from those of pixels, each of which many pairs of taps share."""
+    """Adds the products of patches from those of pixels, which many pairs of taps share."""
     groups, channels = window.groups, inputs.shape[1] // window.groups
-    sizes, parts = tuple(inputs.shape[2:]), _parts(inputs, inputs[0].numel())
+    sizes, parts = tuple(inputs.shape[2:]), _chunks(inputs, inputs[0].numel())
     plan = cheapest_plan(window, sizes, len(parts[0]), channels, moment.dtype, moment.device)
     totals = moment.new_zeros(len(plan.shares), groups, channels, channels)
     for part in parts:
@@ -230,7 +243,7 @@ def _add_shared_products_(moment: Tensor, inputs: Tensor, window: Window, scratc
 def _add_products_(
     totals: Tensor, inputs: Tensor, window: Window, plan: Plan, scratch: Scratch
 ) -> None:
-    """Add products of pixels, as products of matrices that are views of one copy of the inputs."""
+    """Adds products of pixels, as products of matrices that are views of one copy of the inputs."""
     batch, channels, spectrum = len(inputs), inputs.shape[1], plan.spectrum
     transformed = sum(spectrum.sizes(batch * channels)) if spectrum else 0
     free = scratch.numbers(inputs.numel() + transformed, inputs)
@@ -254,7 +267,7 @@ def _add_products_(
 def _by_position(inputs: Tensor, groups: int, out: Tensor) -> Tensor:
     """`inputs` (N, C, ..., H, W) in memory as (..., H · groups, W · N, C / groups).
 
-    Here the pixels of a stretch along W, of all examples, are rows that follow one another.
+    There the pixels of a stretch along W, of all examples, are consecutive rows.
     """
     channels_last = inputs.movedim(1, -1).contiguous()  # two simple copies are faster than one
     by_group = channels_last.unflatten(-1, (groups, -1)).movedim((0, -3, -2), (-2, -3, -4))
@@ -264,20 +277,20 @@ def _by_position(inputs: Tensor, groups: int, out: Tensor) -> Tensor:
 def _pixels(values: Tensor, slices: Sequence[slice], groups: int, batch: int) -> Tensor:
     """The pixels of a box as (... · H · groups, W · N, C / groups), a view but in 3-D."""
     *others, rows, columns = slices
-    own = (*others, _times(rows, groups), _times(columns, batch))
+    own = (*others, _multiply_slice(rows, groups), _multiply_slice(columns, batch))
     return values[own].flatten(0, -3)
 
 
-def _times(span: slice, factor: int) -> slice:
+def _multiply_slice(span: slice, factor: int) -> slice:
     return slice(span.start * factor, span.stop * factor)
 
 
 def _add_product_(totals: Tensor, band: Band, left: Tensor, right: Tensor) -> None:
-    """Add products of the pixels of a band to the totals of its boxes, each over its own rows."""
+    """Adds products of the pixels of a band to the totals of its boxes, each over its own rows."""
     _, groups, channels, _ = totals.shape
     if channels >= WIDE:
         for total, rows in zip(totals, band.rows, strict=True):
-            own = _times(rows, groups)
+            own = _multiply_slice(rows, groups)
             for a, b in zip(left[own].split(groups), right[own].split(groups), strict=True):
                 total.baddbmm_(a.mT, b)
     elif len(left) == 1 and left.shape[1] % CORES == 0:  # a row that is long, as in `_gram`

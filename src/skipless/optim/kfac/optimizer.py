@@ -1,4 +1,4 @@
-r"""K-FAC: steps along the natural gradient, by a curvature that is cheap to invert.
+r"""K-FAC: steps along the natural gradient, with a curvature that is cheap to invert.
 
 As kfac-jax defines it, with which the paper trained. With the gradient $g$ of the loss and of the
 L2 penalty, and the Fisher matrix $F$ in Kronecker factors, damped by $\lambda$ and the penalty:
@@ -9,12 +9,6 @@ $$u = F^{-1} g, \qquad
 
 Martens and Grosse (2015); Grosse and Martens (2016) for convolutions; Ba, Grosse and Martens (2017)
 for the norm constraint $\kappa$.
-
-In which steps the curvature is measured, and in which it is inverted.
-
-The state of PyTorch's random numbers, to draw the same ones twice.
-
-How much damping, and how long steps: the settings of the paper's K-FAC runs.
 """
 
 from __future__ import annotations
@@ -22,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
-from types import EllipsisType
 from typing import Any, Unpack, overload
 
 import torch
@@ -32,70 +25,59 @@ from torch.optim.optimizer import Optimizer
 from skipless.optim.groups import weights_and_others
 from skipless.optim.settings import KFACOptions, KFACSettings, require_number
 
-from .checks import check_model, check_outputs, check_place, clear_errors
+from .blocks import Block, Blocks
+from .checks import check_model, check_outputs, check_place, explain_errors
 from .estimate import Estimate
 from .processes import average_
-from .scores import terms
-from .steps import Linearisation, Step, adapted_damping, full_gradients, penalty
+from .scores import loss_count
+from .steps import Linearisation, Step, adapt_damping, full_gradients, penalty
+
+# Like the settings in groups, these come from a saved state.
+_SAVED = ("steps", "damping", "norm_constraint", "curvature_ema", "damping_period")
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Steps are numbered from 0; the first `burn_in` of them only measure."""
+    """When curvature is measured and inverted. The first `burn_in` steps, from 0, only measure."""
 
     burn_in: int
     curvature_period: int
     inverse_period: int
     spread: bool
 
-    def curvature_due(self, step: int) -> bool:
+    def is_curvature_due(self, step: int) -> bool:
         """Whether the curvature is measured in that step."""
         return step < self.burn_in or (step - self.burn_in) % self.curvature_period == 0
 
-    def part(self, step: int) -> int | EllipsisType | None:
-        """Which part of the inverses is computed in that step: ..., if it is all of them.
-
-        >>> timing = Timing(burn_in=1, curvature_period=1, inverse_period=3, spread=True)
-        >>> [timing.part(step) for step in range(6)]
-        [None, Ellipsis, 1, 2, 0, 1]
-        """
-        past = step - self.burn_in
-        if past < 0:
-            return None
-        if self.spread:
-            return past % self.inverse_period if past else ...
-        return None if past % self.inverse_period else ...
+    def blocks_due(self, step: int, blocks: Blocks) -> list[Block]:
+        """The blocks that are inverted in that step; the first time, all of them."""
+        number = step - self.burn_in
+        if number > 0 and self.spread:
+            return blocks.in_bins(self.inverse_period)[number % self.inverse_period]
+        return blocks.all if number >= 0 and number % self.inverse_period == 0 else []
 
 
 RandomState = tuple[Tensor, tuple[torch.device, Tensor] | None]
 
 
 def random_state(device: torch.device) -> RandomState:
-    """That of the CPU, and of the GPU that `device` may be."""
+    """PyTorch's random state on the CPU, and on `device` if that is a GPU."""
     own = (device, torch.cuda.get_rng_state(device)) if device.type == "cuda" else None
     return torch.get_rng_state(), own
 
 
 def set_random_state(state: RandomState) -> None:
-    """Draw from there on."""
+    """Restores a state that `random_state` returned."""
     torch.set_rng_state(state[0])
     if state[1] is not None:
         device, own = state[1]
         torch.cuda.set_rng_state(own, device)
 
 
-# pyright: reportPrivateImportUsage=false
-# torch._foreach_* are what torch's own optimisers are made of, but have no public names.
-
-
-# Like the settings in groups, these are what they were when a state was saved.
-_KEPT = ("steps", "damping", "norm_constraint", "curvature_ema", "damping_period")
-
-
 class KFAC(Optimizer):
-    """K-FAC with the true Fisher matrix, as an optimiser for any loop.
+    """K-FAC with the true Fisher matrix, as an optimiser for any training loop.
 
-    One line is added to a usual loop, between the forward pass and the backward one:
+    It adds one line to a usual loop, between the forward and the backward pass:
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     >>> optimizer = KFAC(model, lr=0.1)
@@ -106,8 +88,8 @@ class KFAC(Optimizer):
     ...     nn.functional.cross_entropy(logits, labels).backward()
     ...     optimizer.step()
 
-    It does nothing in steps that do not need it, and `step` raises an error where it was forgotten.
-    With gradient accumulation, call it for each part.
+    `curvature` does nothing in steps that do not need it, and `step` raises an error if it was
+    forgotten. With gradient accumulation, call it for each part.
 
     Args:
         model: The network, before or after it is wrapped in DistributedDataParallel. Linear, Conv1d
@@ -180,37 +162,38 @@ class KFAC(Optimizer):
         )
         self._estimate = Estimate(model, own)
         self._linearisations: list[Linearisation] = []
-        self._repeating = False
+        self._is_repeating = False
         self.chosen: tuple[float, float] | None = None  # rate and momentum of the quadratic model
-        self._listen()
+        self._start_step()
 
     def curvature(
         self, outputs: Tensor, targets: Tensor | None = None, *, divisor: int | None = None
     ) -> None:
-        """Measure the curvature in the forward pass that gave `outputs`, if it is time to.
+        """Measures the curvature in the forward pass that gave `outputs`, if it is due.
 
-        Call it in every step, before `backward`: `outputs` are what the loss takes, logits or
-        predictions, with examples first, and for cross-entropy classes second, as PyTorch has them:
-        logits of shape (examples, words, classes) are `logits.flatten(0, 1)` here. `targets` are
-        for the empirical Fisher matrix only.
-        `divisor` is what your loss divides the sum over all labels by, if that is not their number,
-        as with reduction="mean": for a loss that is summed over outputs, `len(outputs)`.
+        Call it in every step, before `backward`.
+
+        Args:
+            outputs: What the loss takes, logits or predictions, with examples first, and for
+                cross-entropy classes second, as in PyTorch: logits of shape (examples, words,
+                classes) are `logits.flatten(0, 1)` here.
+            targets: The labels of the data, for the empirical Fisher matrix only.
+            divisor: What your loss divides the sum over all labels by, if that is not their number,
+                as with reduction="mean": for a loss that is summed over outputs, `len(outputs)`.
         """
-        if self._repeating:
+        if self._is_repeating:
             return
-        check_outputs(outputs, targets, divisor, self._estimate.loss, self._estimate.fisher)
-        check_place(self._estimate.blocks.all)
-        # In full precision, also where the forward pass was not.
-        with clear_errors(), torch.autocast(outputs.device.type, enabled=False):
-            self._measure(outputs, targets, divisor)
-
-    def _measure(self, outputs: Tensor, targets: Tensor | None, divisor: int | None) -> None:
-        if self._curvature_due:
-            self._estimate.take(outputs, targets, divisor, self.steps)
-        if self._model_due:
-            losses = divisor or terms(outputs, self._estimate.loss)
-            linear = Linearisation(outputs, self._parameters, self._estimate.loss, losses)
-            self._linearisations.append(linear)
+        estimate = self._estimate
+        check_outputs(outputs, targets, divisor, estimate.loss, estimate.fisher)
+        check_place(estimate.blocks.all)
+        # In full precision, even if the forward pass was not.
+        with explain_errors(), torch.autocast(outputs.device.type, enabled=False):
+            if self._is_curvature_due:
+                estimate.measure(outputs, targets, divisor, self.steps)
+            if self._is_model_due:
+                losses = divisor or loss_count(outputs, estimate.loss)
+                linear = Linearisation(outputs, self._parameters, estimate.loss, losses)
+                self._linearisations.append(linear)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -220,165 +203,159 @@ class KFAC(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Change every parameter that has a gradient; what comes back is what `closure` returns.
+        """Performs one step and returns the closure's loss.
 
-        A closure is what it is for all of torch's optimisers: it clears gradients, computes the
-        loss, calls `curvature` and `backward`, and returns the loss.
+        As for all of torch's optimisers, a closure clears gradients, computes the loss, calls
+        `curvature` and `backward`, and returns the loss.
         """
         if self.damping_period and closure is None:
-            raise ValueError(
-                "K-FAC was asked to adapt its damping, for which it has to compute losses again. "
-                "Give step() a closure."
-            )
-        chance = random_state(self._parameters[0].device) if self.damping_period else None
+            raise ValueError("damping_period needs to recompute losses: pass a closure to step()")
+        before = random_state(self._parameters[0].device) if self.damping_period else None
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._take_in_curvature()
+        self._update_curvature()
         if self.steps >= self._timing.burn_in:
-            self._move(loss, closure, chance)
+            self._move(loss, closure, before)
         self.steps += 1
-        self._listen()
+        self._start_step()
         return loss
 
     def synchronize(self) -> None:
-        """Make the curvature equal on all processes, as it has to be before one of them saves it.
+        """Makes the curvature equal on all processes, as it must be before one of them saves it.
 
-        Between inversions each process has its own. All have to call this together.
+        Between inversions each process has its own. All processes must call this together.
         """
         self._estimate.blocks.synchronize(self._estimate.blocks.all)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all steps so far; under several processes, `synchronize` before."""
-        own = {name: getattr(self, name) for name in _KEPT}
+        """The state to save; with several processes, call `synchronize` first."""
+        own = {name: getattr(self, name) for name in _SAVED}
         own |= {"timing": asdict(self._timing), **self._estimate.state()}
         return {**super().state_dict(), "kfac": own}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state that was saved."""
+        """Restores a saved state."""
         if not isinstance(state_dict, dict) or "layers" not in state_dict.get("kfac", ()):
             raise ValueError(
-                "A state of K-FAC was to be loaded, but this one is of another optimiser. Load "
-                "what KFAC.state_dict() gave."
+                "This state is of another optimiser. Load a state from KFAC.state_dict()."
             )
         own = state_dict["kfac"]
         self._estimate.check(own)
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "kfac"})
         self._estimate.load(own)
-        for name in _KEPT:
+        for name in _SAVED:
             setattr(self, name, own[name])
         self._timing = Timing(**own["timing"])
-        self._listen()
+        self._start_step()
 
     @property
     def diagonal_names(self) -> list[str]:
-        """The parameters of whose curvature only the diagonal is taken."""
+        """The parameters for which only the diagonal of the curvature is used."""
         return [self._estimate.names[p] for p in self._estimate.diagonal.parameters]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group while the optimiser is made; later there is no layer for it."""
+        """Adds a group while the optimiser is created; later there is no layer for it."""
         if hasattr(self, "_estimate"):
             raise ValueError(
-                "More parameters were to be added to K-FAC, which knows the layers of the model "
-                "that it was made for. Make another one for the whole model."
+                "K-FAC cannot add parameters: it knows only the layers of its model. Create a new "
+                "one for the whole model."
             )
         super().add_param_group(param_group)
 
     def __reduce__(self) -> Any:
-        # A copy, or what is loaded from a file, listens to a copy of the model.
+        # A copy, or what is loaded from a file, records a copy of the model.
         return _rebuild, (self._model, self._arguments, self.state_dict())
 
     @property
-    def _curvature_due(self) -> bool:
-        return self._timing.curvature_due(self.steps)
+    def _is_curvature_due(self) -> bool:
+        return self._timing.is_curvature_due(self.steps)
 
     @property
-    def _model_due(self) -> bool:
-        """Whether a step is taken by the quadratic model."""
+    def _is_model_due(self) -> bool:
+        """Whether this step follows the quadratic model."""
         return self.param_groups[0]["lr"] is None and self.steps >= self._timing.burn_in
 
     @property
-    def _whole_damping(self) -> float:
+    def _total_damping(self) -> float:
         return self.damping + max(group["l2"] for group in self.param_groups)
 
     @property
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
-    def _listen(self) -> None:
-        """Get ready for the forward passes of the next step."""
-        self._estimate.forget()
+    def _start_step(self) -> None:
+        """Prepares for the forward passes of the next step."""
+        self._estimate.reset()
         self._linearisations = []
-        self._estimate.listener.listening = self._curvature_due
+        self._estimate.recorder.recording = self._is_curvature_due
 
-    def _take_in_curvature(self) -> None:
-        missing = self._curvature_due and not self._estimate.has_taken
-        if missing or (self._model_due and not self._linearisations):
+    def _update_curvature(self) -> None:
+        is_missing = self._is_curvature_due and not self._estimate.has_measured
+        if is_missing or (self._is_model_due and not self._linearisations):
             raise RuntimeError(
-                "K-FAC was to make a step without having seen the curvature. Call "
-                "optimizer.curvature(outputs) after each forward pass, before backward()."
+                "step() has no curvature. Call optimizer.curvature(outputs) between the forward "
+                "pass and backward()."
             )
-        if self._curvature_due:
-            # Burn-in takes plain means.
-            kept = 1.0 if self.steps < self._timing.burn_in else self.curvature_ema
-            self._estimate.update(kept)
-        if self.steps >= self._timing.burn_in:
-            part = self._timing.part(self.steps)
-            due = self._estimate.blocks.due(part, self._timing.inverse_period)
-            self._estimate.refresh(due, self._whole_damping)
+        is_burning_in = self.steps < self._timing.burn_in
+        if self._is_curvature_due:
+            self._estimate.update(1.0 if is_burning_in else self.curvature_ema)  # 1: plain means
+        if not is_burning_in:
+            due = self._timing.blocks_due(self.steps, self._estimate.blocks)
+            self._estimate.refresh(due, self._total_damping)
 
     def _move(
-        self, loss: float | None, closure: Callable[[], float] | None, chance: RandomState | None
+        self, loss: float | None, closure: Callable[[], float] | None, random: RandomState | None
     ) -> None:
-        """Change the parameters, and, if it is time to, look at what that did to the loss."""
+        """Changes the parameters and, if it is due, adapts the damping to the effect."""
         gradients = full_gradients(self.param_groups)
-        directions = self._estimate.directions(gradients, self._whole_damping)
-        if self._curvature_due:
-            self._estimate.notes.unknown([p for p in gradients if p not in directions])
-            self._estimate.notes.strangers(self._model)
+        directions = self._estimate.directions(gradients, self._total_damping)
+        warnings = self._estimate.warnings
+        if self._is_curvature_due:
+            warnings.warn_unmeasured([p for p in gradients if p not in directions])
+            warnings.warn_frozen(self._model)
         velocities = {p: self.state[p]["momentum_buffer"] for p in directions}
         step = Step(self.param_groups, gradients, directions, velocities)
         if not all(map(isfinite, step.slopes)):
-            self._estimate.notes.once(
-                "A gradient is not finite, and its step is left out. Look at the loss, lower the "
+            warnings.warn(
+                "A gradient is not finite, so its step is skipped. Check the loss, lower the "
                 "learning rate, or clip gradients."
             )
             return
-        past = self.steps - self._timing.burn_in + 1
-        watched = self.damping_period is not None and past % self.damping_period == 0
-        before = _number(loss) + penalty(self.param_groups) if watched else 0.0
-        if self._model_due:
-            with clear_errors():
-                *chosen, promised = step.set_by_model(self._linearisations, self.damping)
+        number = self.steps - self._timing.burn_in + 1
+        adapts = self.damping_period is not None and number % self.damping_period == 0
+        before = _as_float(loss) + penalty(self.param_groups) if adapts else 0.0
+        if self._is_model_due:
+            with explain_errors():
+                *chosen, predicted = step.set_by_model(self._linearisations, self.damping)
             self.chosen = (chosen[0], chosen[1])
         else:
             step.set_by_rates(self.norm_constraint)
-            promised = step.promised(self._estimate) if watched else 0.0
+            predicted = step.predicted_change(self._estimate) if adapts else 0.0
         for parameter, velocity in velocities.items():
             parameter.add_(velocity)
-        if watched and self.damping_period and closure is not None:
-            after = self._repeated(closure, chance) + penalty(self.param_groups)
-            change = torch.tensor(
-                [after - before], dtype=torch.float64, device=self._parameters[0].device
-            )
+        if adapts and self.damping_period and closure is not None:
+            after = self._repeat(closure, random) + penalty(self.param_groups)
+            device = self._parameters[0].device
+            change = torch.tensor([after - before], dtype=torch.float64, device=device)
             average_([change])
-            self.damping = adapted_damping(
-                self.damping, change.item(), promised, self.damping_period
+            self.damping = adapt_damping(
+                self.damping, change.item(), predicted, self.damping_period
             )
 
-    def _repeated(self, closure: Callable[[], float], chance: RandomState | None) -> float:
+    def _repeat(self, closure: Callable[[], float], random: RandomState | None) -> float:
         """The loss after a step, with the same random numbers as before it."""
         after = random_state(self._parameters[0].device)
-        self._repeating, self._estimate.listener.listening = True, False
+        self._is_repeating, self._estimate.recorder.recording = True, False
         try:
-            set_random_state(chance or after)
+            set_random_state(random or after)
             with torch.enable_grad():
-                return _number(closure())
+                return _as_float(closure())
         finally:
             set_random_state(after)
-            self._repeating = False
+            self._is_repeating = False
 
 
 def _rebuild(model: nn.Module, arguments: dict[str, Any], state: dict[str, Any]) -> KFAC:
@@ -387,5 +364,5 @@ def _rebuild(model: nn.Module, arguments: dict[str, Any], state: dict[str, Any])
     return optimizer
 
 
-def _number(loss: Any) -> float:
+def _as_float(loss: Any) -> float:
     return float(loss.detach() if isinstance(loss, Tensor) else loss)

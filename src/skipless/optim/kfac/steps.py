@@ -1,14 +1,18 @@
-r"""From gradients and directions to velocities, which are what parameters change by.
+r"""Velocities, by which parameters change, from gradients and directions.
 
-The quadratic model of the loss around the weights, on the batch of a step.
+They follow the learning rates and momenta of the groups, or the quadratic model of the loss around
+the weights, on the batch of a step:
 
 $$M(v) = g^T v + \tfrac12 v^T (F + \ell) v$$
 
 with the exact Fisher matrix $F$ and L2 penalty $\ell$. Over the plane of the natural gradient and
 the last step, with damping, its minimum gives the learning rate and the momentum of a step (Martens
-and Grosse, 2015, section 7). How much of the change that it promises comes about tells whether the
-damping is right (section 6.5).
+and Grosse, 2015, section 7). How much of the predicted change is achieved tells whether the damping
+is right (section 6.5).
 """
+
+# pyright: reportPrivateImportUsage=false
+# torch._foreach_* are what torch's own optimisers are made of, but have no public names.
 
 from __future__ import annotations
 
@@ -23,9 +27,13 @@ from torch import Tensor, nn
 
 from skipless.optim.settings import Loss
 
+from .blocks import Values
 from .estimate import Estimate
+from .moments import at_least_float32
 from .processes import average_
 from .scores import times_hessian
+
+Groups = Sequence[Mapping[str, Any]]
 
 # As in kfac-jax.
 _DECAY = 0.9  # for each step
@@ -35,22 +43,22 @@ _PARALLEL = 1e-7  # what single precision leaves of the angle between parallel v
 
 
 class Linearisation:
-    """What outputs do to first order when parameters change."""
+    """How outputs change to first order when parameters change."""
 
     def __init__(
         self, outputs: Tensor, parameters: Sequence[nn.Parameter], loss: Loss, losses: int
     ) -> None:
         self.outputs, self.losses = outputs.detach(), losses
         self.loss: Loss = loss
-        # Back-propagation is linear in the vector that it starts from, so that its own derivative
-        # by that vector carries changes of parameters forward.
+        # Back-propagation is linear in the vector that it starts from, so its own derivative by
+        # that vector propagates changes of parameters forward.
         self._probe = torch.zeros_like(self.outputs, requires_grad=True)
-        moving = [p for p in parameters if p.requires_grad]  # some may be frozen by now
+        trainable = [p for p in parameters if p.requires_grad]  # some may be frozen by now
         with torch.enable_grad():
             found = torch.autograd.grad(
-                [outputs], moving, [self._probe], create_graph=True, allow_unused=True
+                [outputs], trainable, [self._probe], create_graph=True, allow_unused=True
             )
-        back = dict(zip(moving, found, strict=True))
+        back = dict(zip(trainable, found, strict=True))
         self._back = [back.get(parameter) for parameter in parameters]
 
     def push(self, vectors: Sequence[Tensor]) -> Tensor:
@@ -95,9 +103,9 @@ def inner_products(left: Sequence[Sequence[Tensor]], right: Sequence[Sequence[Te
 
 
 def best_coefficients(matrix: Tensor, slopes: Tensor) -> Tensor:
-    """Where the quadratic with that matrix and those slopes is least, in the plane or on a line.
+    """The minimum of the quadratic with that matrix and those slopes, in the plane or on a line.
 
-    The plane is a line where there was no step before, or where it went along the gradient.
+    The plane is a line if there was no step before, or if it went along the gradient.
     """
     lengths = matrix.diagonal().clamp(min=0.0).sqrt()
     scales = torch.where(lengths > 0.0, 1.0 / lengths, 0.0)
@@ -106,13 +114,13 @@ def best_coefficients(matrix: Tensor, slopes: Tensor) -> Tensor:
     return -scales * (inverse @ (scales * slopes))
 
 
-def adapted_damping(damping: float, change: float, promised: float, steps: int) -> float:
+def adapt_damping(damping: float, change: float, predicted: float, steps: int) -> float:
     """The damping for the next steps, by the rule of Levenberg and Marquardt.
 
-    It falls where the loss changed by three quarters or more of what the model promised, and rises
-    where by less than a quarter, for so many steps at a time.
+    It falls if the loss changed by three quarters or more of the prediction, and rises if it
+    changed by less than a quarter, for that many steps at once.
     """
-    ratio = change / promised if isfinite(change) and promised < 0.0 else -inf
+    ratio = change / predicted if isfinite(change) and predicted < 0.0 else -inf
     factor = _DECAY**steps
     if ratio > 0.75:
         damping *= factor
@@ -121,29 +129,22 @@ def adapted_damping(damping: float, change: float, promised: float, steps: int) 
     return max(damping, _LEAST_DAMPING)
 
 
-# pyright: reportPrivateImportUsage=false
-# torch._foreach_* are what torch's own optimisers are made of, but have no public names.
-
-
-Values = Mapping[nn.Parameter, Tensor]
-
-
 @dataclass(eq=False)
 class Step:
-    """What a step is made of; velocities are changed in place."""
+    """The parts of a step; it changes the velocities in place."""
 
-    groups: Sequence[Mapping[str, Any]]
+    groups: Groups
     gradients: Values
-    directions: Values  # of those parameters that will move
+    directions: Values  # of the parameters that will move
     velocities: Values
 
     @cached_property
     def slopes(self) -> list[float]:
-        """The inner product of gradients and directions in each group, in one wait for them."""
+        """The inner product of gradients and directions in each group, with one device sync."""
         found = self._slopes(self.gradients)
         if all(map(isfinite, found)):
             return found
-        # Products of large numbers may be too large for single precision, though these are not.
+        # Products of large numbers may overflow single precision, though the numbers do not.
         return self._slopes({p: gradient.double() for p, gradient in self.gradients.items()})
 
     def _slopes(self, gradients: Values) -> list[float]:
@@ -156,7 +157,7 @@ class Step:
         return [p for p in group["params"] if p in self.directions]
 
     def set_by_rates(self, norm_constraint: float | None) -> None:
-        """Velocities by the learning rates and momenta of the groups."""
+        """Sets velocities by the learning rates and momenta of the groups."""
         length = sum(g["lr"] ** 2 * s for g, s in zip(self.groups, self.slopes, strict=True))
         factor = 1.0
         if norm_constraint is not None and length > norm_constraint:
@@ -171,24 +172,20 @@ class Step:
     def set_by_model(
         self, linearisations: Sequence[Linearisation], damping: float
     ) -> tuple[float, float, float]:
-        """Velocities by the quadratic model: learning rate, momentum, and promised change."""
-        everything = [p for group in self.groups for p in group["params"]]
-        plane = [
-            [_of(p, self.directions) for p in everything],
-            [_of(p, self.velocities) for p in everything],
-        ]
+        """Sets velocities by the quadratic model: learning rate, momentum, predicted change."""
+        parameters = [p for group in self.groups for p in group["params"]]
+        plane = [_as_list(parameters, self.directions), _as_list(parameters, self.velocities)]
         penalties = [group["l2"] for group in self.groups for _ in group["params"]]
         penalised = [[c * t for c, t in zip(penalties, v, strict=True)] for v in plane]
         curved = fisher_products(linearisations, plane) + inner_products(plane, penalised)
-        gradients = [_of(p, self.gradients) for p in everything]
-        slopes = inner_products(plane, [gradients])[:, 0]
+        slopes = inner_products(plane, [_as_list(parameters, self.gradients)])[:, 0]
         best = best_coefficients(curved + damping * inner_products(plane, plane), slopes)
         rate, momentum = -float(best[0]), float(best[1])
         for p, direction in self.directions.items():
             self.velocities[p].mul_(momentum).add_(direction.to(p.dtype), alpha=-rate)
         return rate, momentum, float(0.5 * best @ curved @ best + slopes @ best)
 
-    def promised(self, estimate: Estimate) -> float:
+    def predicted_change(self, estimate: Estimate) -> float:
         """The change of the loss by the velocities, by the Kronecker-factored curvature."""
         moved = {p: v.to(self.gradients[p].dtype) for p, v in self.velocities.items()}
         total = inner(moved, self.gradients) + 0.5 * inner(moved, estimate.products(moved))
@@ -198,23 +195,21 @@ class Step:
         )
 
 
-def full_gradients(groups: Sequence[Mapping[str, Any]]) -> dict[nn.Parameter, Tensor]:
+def full_gradients(groups: Groups) -> dict[nn.Parameter, Tensor]:
     """Gradients of the loss and of the penalty, in full precision."""
     found: dict[nn.Parameter, Tensor] = {}
     for group in groups:
         own = [p for p in group["params"] if p.grad is not None]
         grads = [p.grad for p in own]
         if any(grad.is_sparse for grad in grads):
-            raise ValueError(
-                "K-FAC was given a sparse gradient. Use nn.Embedding(..., sparse=False)."
-            )
+            raise ValueError("K-FAC got a sparse gradient. Use nn.Embedding(..., sparse=False).")
         if group["l2"] and own:
             grads = torch._foreach_add(grads, own, alpha=group["l2"])
         found |= zip(own, grads, strict=True)
-    return {p: g.to(torch.promote_types(g.dtype, torch.float32)) for p, g in found.items()}
+    return {p: gradient.to(at_least_float32(gradient)) for p, gradient in found.items()}
 
 
-def penalty(groups: Sequence[Mapping[str, Any]]) -> float:
+def penalty(groups: Groups) -> float:
     """The L2 penalty on all weights."""
     return 0.5 * sum(
         group["l2"] * float(p.detach().square().sum())
@@ -225,7 +220,7 @@ def penalty(groups: Sequence[Mapping[str, Any]]) -> float:
 
 
 def inner(left: Values, right: Values) -> Tensor:
-    """The inner product of what both have, on its device."""
+    """The inner product over the parameters that both have, on their device."""
     products = [
         torch.dot(left[p].reshape(-1), r.to(left[p].dtype).reshape(-1))
         for p, r in right.items()
@@ -234,6 +229,5 @@ def inner(left: Values, right: Values) -> Tensor:
     return torch.stack(products).sum() if products else torch.zeros(())
 
 
-def _of(parameter: nn.Parameter, values: Values) -> Tensor:
-    found = values.get(parameter)
-    return torch.zeros_like(parameter) if found is None else found
+def _as_list(parameters: Sequence[nn.Parameter], values: Values) -> list[Tensor]:
+    return [values[p] if p in values else torch.zeros_like(p) for p in parameters]

@@ -1,20 +1,35 @@
-r"""How convolutions read their inputs, and which products of pixels their patches share.
+r"""Which products of pixels the patches of a convolution share, and a plan to compute each once.
 
-Products of pixels over whole images, at many lags at once, by way of the Fourier transform.
+Along one axis, a tap of the kernel reads a range of pixels, one at each output position. Two taps
+multiply pixels that are `lag` apart; `apart` is their distance in taps. All pairs of taps at the
+same distance multiply the same pixels, but near the edges some of them stop earlier. So the range
+is cut where one of them starts or stops. With kernel 3, padding 1 and 6 pixels:
 
-With pixels $x_q \in \mathbb{R}^C$ that are zero outside of the image, and their transform $X_f$,
+    pixels               0   1   2   3   4   5
+    taps 0 and 1 sum     x0x1 ........... x4x5          x_q x_{q+1} for q in [0, 5)
+    taps 1 and 2 sum     x0x1 ........... x4x5          the same: one product for both pairs
+    tap 0 with itself    x0x0 ...... x4x4               stops one earlier than
+    tap 1 with itself    x0x0 ........... x5x5          and so on: three pieces, [0, 1), [1, 5),
+    tap 2 with itself         x1x1 ...... x5x5          [5, 6), each multiplied once
+
+Each piece is a `Stretch`. A stretch along each axis makes a box, and boxes that differ only along
+the first axis make a `Band`, computed as one batch of products. With a stride, a tap reads only
+every stride-th pixel: the pixels of one phase.
+
+Where it is cheaper, products over whole images come from the Fourier transform. With pixels $x_q
+\in \mathbb{R}^C$ that are zero outside of the image, and their transform $X_f$,
 
 $$\sum_q x_q\, x_{q+\delta}^\top
   = \frac{1}{M} \sum_f \mathrm{Re}\bigl(\overline{X_f}\, X_f^\top e^{2\pi i f \cdot \delta}\bigr)$$
 
-where the transform is of $M$ pixels, so many that no lag wraps around. One product of matrices for
-each frequency serves all lags, of which patches of 3x3 have 13. Images of layers are small: their
-transforms are products with matrices, too, and no frequency is computed that follows from its
-conjugate.
+where the transform has $M$ pixels, enough that no lag wraps around. One matrix product per
+frequency serves all lags, of which patches of 3x3 have 13. Images of layers are small, so their
+transforms are matrix products, too, and frequencies that follow from their conjugates are skipped.
+Then only what some pairs leave out at the edges is multiplied as above.
 
-Rounding is relative to the sum of all squares. Where nearly all of it lies in the rows that a pair
-of taps does not read, what is left for that pair has few digits of its own, and may be negative by
-a few 1e-7 of the largest moment, which is much less than usual damping.
+Rounding is relative to the sum of all squares. Where nearly all of it lies in rows that a pair of
+taps does not read, the rest has few digits, and may be negative by a few 1e-7 of the largest
+moment, which is much less than usual damping.
 """
 
 from __future__ import annotations
@@ -30,36 +45,101 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-LARGEST = 128  # side of an image; beyond, transforms by matrices take more than they save
+LARGEST = 128  # side of an image; beyond, transforms by matrices cost more than they save
 PRODUCT_BYTES = 16 * 2**20  # at most, of the products of some frequencies
-KEEPING = 64  # multiplications in the time that it takes to write a number and to read it again
+KEEPING = 64  # multiplications in the time that it takes to write a number and read it again
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a convolution reads its input, with one entry per spatial axis."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]  # before, after
+    dilation: tuple[int, ...]
+    groups: int = 1
+    padding_mode: str = "zeros"
+
+    @classmethod
+    def of(cls, conv: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Window:
+        """The window of `conv`; padding "same" of an even kernel has one more after.
+
+        >>> Window.of(nn.Conv1d(1, 1, 4, padding="same")).padding
+        ((1, 2),)
+        """
+        extents = [d * (k - 1) for k, d in zip(conv.kernel_size, conv.dilation, strict=True)]
+        match conv.padding:
+            case "same":
+                padding = tuple((extent // 2, extent - extent // 2) for extent in extents)
+            case "valid":
+                padding = tuple((0, 0) for _ in extents)
+            case sizes:
+                padding = tuple((int(size), int(size)) for size in sizes)
+        return cls(
+            conv.kernel_size, conv.stride, padding, conv.dilation, conv.groups, conv.padding_mode
+        )
+
+    def of_rows(self) -> Window:
+        """The window that reads each row of an image as this one reads a signal."""
+        return replace(
+            self,
+            kernel=(1, *self.kernel),
+            stride=(1, *self.stride),
+            padding=((0, 0), *self.padding),
+            dilation=(1, *self.dilation),
+        )
+
+    def positions(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The spatial sizes of the output for an input of `sizes`."""
+        return tuple(
+            (size + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, stride, padding, dilation in zip(
+                sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+
+
+@lru_cache(maxsize=256)
+def tap_masks(
+    window: Window, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, ...]:
+    """For each axis, (pixels, taps): 1 where a tap reads a pixel at one of its positions."""
+    masks: list[Tensor] = []
+    for axis, (size, positions) in enumerate(zip(sizes, window.positions(sizes), strict=True)):
+        taps = torch.arange(window.kernel[axis]) * window.dilation[axis] - window.padding[axis][0]
+        pixels = torch.arange(positions).unsqueeze(1) * window.stride[axis] + taps
+        position, tap = ((pixels >= 0) & (pixels < size)).nonzero(as_tuple=True)
+        mask = torch.zeros(size, len(taps), dtype=dtype)
+        mask[pixels[position, tap], tap] = 1.0
+        masks.append(mask.to(device))
+    return tuple(masks)
 
 
 class Spectrum(NamedTuple):
     """Matrices to the frequencies of images of one size, and back to products at some lags."""
 
     down: Tensor  # (2 · frequencies, height): real parts, then imaginary ones
-    along: Tensor  # (frequencies · 2, width · 2), of complex numbers to complex numbers
+    along: Tensor  # (frequencies · 2, width · 2), from complex numbers to complex numbers
     even: Tensor  # (lags, frequencies): shares of what is the same in both orders of channels
     odd: Tensor  # (lags, frequencies): and of what changes its sign
 
     def sizes(self, numbers: int) -> tuple[int, int]:
-        """Of the images after one transform and after both, where a pixel has so many numbers."""
+        """Of the images after one transform and after both, with that many numbers per pixel."""
         width = self.along.shape[1] // 2
         return len(self.down) * width * numbers, 2 * self.even.shape[1] * numbers
 
     def multiplications(self, batch: int, channels: int) -> int:
-        """What `lagged_products` of that many images takes, with the keeping of products."""
+        """The cost of `lagged_products`, including reading and writing its products."""
         once, twice = self.sizes(batch * channels)
         lags, frequencies = self.even.shape
         transforms = once * self.down.shape[1] + twice * self.along.shape[1]
         return transforms + frequencies * channels**2 * (3 * batch + 2 * (lags + KEEPING))
 
 
-@lru_cache(maxsize=256)
-def spectrum(
+def _spectrum(
     sizes: tuple[int, ...],
-    lags: tuple[tuple[int, ...], ...],
+    lags: Sequence[tuple[int, ...]],
     dtype: torch.dtype,
     device: torch.device,
 ) -> Spectrum:
@@ -76,10 +156,14 @@ def spectrum(
     weights[0] = 1.0
     weights[rows - rows // 2 :] = 1.0  # in the middle, if any, is one that is its own conjugate
     shares = (weights / (rows * columns)).expand(-1, columns).flatten()
-    turns = [_angles(half, rows) * a + _angles(columns, columns).mT * b for a, b in lags]
-    turned = torch.stack(turns).flatten(1)
-    found = (down, along, turned.cos() * shares, -turned.sin() * shares)
-    return Spectrum(*(matrix.to(device, dtype) for matrix in found))
+    phases = [_angles(half, rows) * a + _angles(columns, columns).mT * b for a, b in lags]
+    stacked = torch.stack(phases).flatten(1)
+    matrices = (down, along, stacked.cos() * shares, -stacked.sin() * shares)
+    return Spectrum(*(matrix.to(device, dtype) for matrix in matrices))
+
+
+def _angles(number: int, period: int) -> Tensor:
+    return torch.arange(number, dtype=torch.float64).unsqueeze(1) * (2.0 * math.pi / period)
 
 
 def lagged_products(pixels: Tensor, spectrum: Spectrum, batch: int, scratch: Tensor) -> Tensor:
@@ -109,66 +193,12 @@ def lagged_products(pixels: Tensor, spectrum: Spectrum, batch: int, scratch: Ten
     return even + odd - odd.mT
 
 
-def _angles(number: int, period: int) -> Tensor:
-    return torch.arange(number, dtype=torch.float64).unsqueeze(1) * (2.0 * math.pi / period)
-
-
-@dataclass(frozen=True)
-class Window:
-    """How a convolution reads its input, with one entry for each spatial dimension."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]  # before, after
-    dilation: tuple[int, ...]
-    groups: int = 1
-    padding_mode: str = "zeros"
-
-    @classmethod
-    def of(cls, conv: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Window:
-        """The window of `conv`; padding that keeps an even kernel's size has one more after.
-
-        >>> Window.of(nn.Conv1d(1, 1, 4, padding="same")).padding
-        ((1, 2),)
-        """
-        extents = [d * (k - 1) for k, d in zip(conv.kernel_size, conv.dilation, strict=True)]
-        match conv.padding:
-            case "same":
-                padding = tuple((extent // 2, extent - extent // 2) for extent in extents)
-            case "valid":
-                padding = tuple((0, 0) for _ in extents)
-            case sizes:
-                padding = tuple((int(size), int(size)) for size in sizes)
-        return cls(
-            conv.kernel_size, conv.stride, padding, conv.dilation, conv.groups, conv.padding_mode
-        )
-
-    def of_rows(self) -> Window:
-        """The same window for images in place of signals, which reads each row by itself."""
-        return replace(
-            self,
-            kernel=(1, *self.kernel),
-            stride=(1, *self.stride),
-            padding=((0, 0), *self.padding),
-            dilation=(1, *self.dilation),
-        )
-
-    def positions(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The spatial sizes of the output where `sizes` are those of the input."""
-        return tuple(
-            (size + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1
-            for size, kernel, stride, padding, dilation in zip(
-                sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True
-            )
-        )
-
-
 @dataclass(frozen=True)
 class Stretch:
-    """Pixels of a phase, along one dimension, and as many of another phase, `lag` further on.
+    """Pixels of a phase, along one axis, and as many of another phase, `lag` further on.
 
     Their products are added to those of each tap in `taps` with the tap that is `apart` further on,
-    as many times as `taps` says. It is `whole` if it has all pixels for which there is another.
+    as many times as `taps` says. It is `whole` if it has all pixels that have a partner.
     """
 
     phases: tuple[int, int]
@@ -179,33 +209,29 @@ class Stretch:
     apart: int
     whole: bool
 
-    def of(self, side: int) -> slice:
-        """The pixels of the first (`side` 0) or second (1) phase."""
-        return slice(self.start + side * self.lag, self.stop + side * self.lag)
-
 
 @lru_cache(maxsize=4096)
 def _stretches(
     kernel: int, stride: int, padding: tuple[int, int], dilation: int, size: int, wholes: bool
 ) -> tuple[Stretch, ...]:
-    """All that pairs of taps sum over along one dimension, each piece once for all who share it.
+    """All that pairs of taps sum over along one axis, each piece once for all pairs that share it.
 
-    If `wholes`, the longest piece is made whole, and the others are taken off where that is too
-    much, or added where it still is not enough.
+    If `wholes`, the longest piece is made whole; the others then subtract what is too much, or add
+    what is missing.
     """
     (positions,) = Window((kernel,), (stride,), (padding,), (dilation,)).positions((size,))
     reads = [divmod(tap * dilation - padding[0], stride) for tap in range(kernel)]
     lengths = [len(range(phase, size, stride)) for phase in range(stride)]
-    spans: dict[tuple[int, int, range, int, int], dict[int, range]] = {}
+    ranges: dict[tuple[int, int, range, int, int], dict[int, range]] = {}
     for tap, other in itertools.product(range(kernel), repeat=2):
         (shift, phase), (other_shift, other_phase) = reads[tap], reads[other]
         lag = other_shift - shift
         whole = range(max(0, -lag), min(lengths[phase], lengths[other_phase] - lag))
         read = range(max(shift, whole.start), min(shift + positions, whole.stop))
         if read:
-            spans.setdefault((phase, other_phase, whole, lag, other - tap), {})[tap] = read
+            ranges.setdefault((phase, other_phase, whole, lag, other - tap), {})[tap] = read
     found: list[Stretch] = []
-    for (phase, other_phase, whole, lag, apart), read in spans.items():
+    for (phase, other_phase, whole, lag, apart), read in ranges.items():
         cuts = {cut for span in (whole, *read.values()) for cut in (span.start, span.stop)}
         pieces = {
             range(*ends): {tap: 1 for tap, span in read.items() if ends[0] in span}
@@ -213,7 +239,7 @@ def _stretches(
         }
         if wholes:
             longest = pieces.pop(max(pieces, key=len))
-            pieces = {piece: _less(taps, longest) for piece, taps in pieces.items()}
+            pieces = {piece: _subtract(taps, longest) for piece, taps in pieces.items()}
             pieces[whole] = longest
         found += [
             Stretch((phase, other_phase), piece.start, piece.stop, lag, taps, apart, piece == whole)
@@ -223,53 +249,24 @@ def _stretches(
     return tuple(found)
 
 
-def _less(taps: dict[int, int], others: dict[int, int]) -> dict[int, int]:
+def _subtract(taps: dict[int, int], others: dict[int, int]) -> dict[int, int]:
     differences = {tap: taps.get(tap, 0) - others.get(tap, 0) for tap in taps | others}
     return {tap: number for tap, number in differences.items() if number}
 
 
-def axes(window: Window, sizes: Sequence[int], wholes: bool = False) -> list[tuple[Stretch, ...]]:
+def stretches_by_axis(
+    window: Window, sizes: Sequence[int], wholes: bool = False
+) -> list[tuple[Stretch, ...]]:
+    """The stretches along each spatial axis."""
     settings = (window.kernel, window.stride, window.padding, window.dilation, sizes)
     return [_stretches(*axis, wholes) for axis in zip(*settings, strict=True)]
 
 
-@lru_cache(maxsize=256)
-def readers(
-    window: Window, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, ...]:
-    """For each dimension, (pixels, taps): 1 where a tap reads a pixel at one of its positions."""
-    found: list[Tensor] = []
-    for axis, (size, positions) in enumerate(zip(sizes, window.positions(sizes), strict=True)):
-        taps = torch.arange(window.kernel[axis]) * window.dilation[axis] - window.padding[axis][0]
-        pixels = torch.arange(positions).unsqueeze(1) * window.stride[axis] + taps
-        position, tap = ((pixels >= 0) & (pixels < size)).nonzero(as_tuple=True)
-        reads = torch.zeros(size, len(taps), dtype=dtype)
-        reads[pixels[position, tap], tap] = 1.0
-        found.append(reads.to(device))
-    return tuple(found)
-
-
-@dataclass(frozen=True)
-class Box:
-    """A stretch along each dimension."""
-
-    stretches: tuple[Stretch, ...]
-
-    @property
-    def apart(self) -> tuple[int, ...]:
-        """How far the taps are apart whose products are summed over the box."""
-        return tuple(stretch.apart for stretch in self.stretches)
-
-    def side(self, number: int) -> Side:
-        """The pixels of the first (`number` 0) or second (1) side."""
-        return Side(
-            tuple(stretch.phases[number] for stretch in self.stretches),
-            tuple(stretch.of(number) for stretch in self.stretches),
-        )
+Box = tuple[Stretch, ...]  # a stretch along each axis
 
 
 class Side(NamedTuple):
-    """The phase that pixels are of, and which of its pixels, along each dimension."""
+    """The first or second pixels of a box's products: their phase and range along each axis."""
 
     phase: tuple[int, ...]
     pixels: tuple[slice, ...]
@@ -277,14 +274,14 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True)
 class Band:
-    """Boxes that differ in nothing but where they lie along the first dimension.
+    """Boxes that differ only in their range along the first axis.
 
-    Rows of pixels are multiplied one by one, so it costs nothing to tell them apart.
+    Rows of pixels are multiplied one by one, so telling the boxes apart costs nothing.
     """
 
     sides: tuple[Side, Side]  # from the first box to the last
     rows: tuple[slice, ...]  # of these, for each box
-    sums: Tensor  # (boxes, rows): 1 where a row is one of a box
+    sums: Tensor  # (boxes, rows): 1 where a row belongs to a box
 
     @property
     def pixels(self) -> int:
@@ -294,11 +291,11 @@ class Band:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which products are computed, and which pairs of taps each of them is a part of.
+    """Which products are computed, and which pairs of taps each of them is part of.
 
-    Products are those of whole images at the lags of the spectrum, if there is one, and of all
-    boxes of all bands. In them the first tap is not after the second: a pair in the other order has
-    the shares of its mirror image, and the transposed products.
+    Products are those of whole images at the lags of the spectrum, if there is one, then of all
+    boxes of all bands. The first tap is never after the second: a pair in the other order has the
+    shares of its mirror image, and the transposed products.
     """
 
     spectrum: Spectrum | None
@@ -308,12 +305,12 @@ class Plan:
 
     @property
     def phases(self) -> set[tuple[int, ...]]:
-        """Those that pixels are read from; a spectrum is of the only one that there is."""
+        """The phases that pixels are read from; with a spectrum there is only one."""
         whole = {(0, 0)} if self.spectrum else set[tuple[int, ...]]()
         return whole.union(side.phase for band in self.bands for side in band.sides)
 
     def multiplications(self, batch: int, channels: int) -> int:
-        """What the products of a group take."""
+        """The cost of the products of one group."""
         pixels = sum(band.pixels for band in self.bands)
         by_frequency = self.spectrum.multiplications(batch, channels) if self.spectrum else 0
         return batch * channels**2 * pixels + by_frequency
@@ -327,20 +324,20 @@ def cheapest_plan(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Plan:
-    """By way of the spectrum where the images of a layer without groups or strides make it pay."""
-    plans = [planned(window, sizes, dtype, device, wholes=False)]
+    """With the spectrum where it pays, for images without groups or strides."""
+    plans = [_plan(window, sizes, dtype, device, wholes=False)]
     is_plain = len(sizes) == 2 and window.groups == 1 and set(window.stride) == {1}
     if is_plain and max(sizes) <= LARGEST:
-        plans.append(planned(window, sizes, dtype, device, wholes=True))
+        plans.append(_plan(window, sizes, dtype, device, wholes=True))
     return min(plans, key=lambda plan: plan.multiplications(batch, channels))
 
 
 @lru_cache(maxsize=256)  # one of 7x7 taps has 5 to 11 MB
-def planned(
+def _plan(
     window: Window, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, wholes: bool
 ) -> Plan:
-    none = (0,) * len(sizes)
-    first, *others = axes(window, sizes, wholes)
+    """The products of all pairs of taps; if `wholes`, those over whole images by the spectrum."""
+    first, *others = stretches_by_axis(window, sizes, wholes)
     alike: dict[tuple[object, ...], list[Stretch]] = {}
     for stretch in first:
         alike.setdefault((stretch.phases, stretch.lag, stretch.apart), []).append(stretch)
@@ -348,44 +345,56 @@ def planned(
     images: list[Box] = []
     boxes: list[Box] = []
     for along, across in itertools.product(alike.values(), itertools.product(*others)):
-        if Box((along[0], *across)).apart < none:
-            continue
+        if (along[0].apart, *(stretch.apart for stretch in across)) < (0,) * len(sizes):
+            continue  # the mirror image of another one
         groups = [along]
         if wholes and all(stretch.whole for stretch in across):
-            images += [Box((stretch, *across)) for stretch in along if stretch.whole]
+            images += [(stretch, *across) for stretch in along if stretch.whole]
             # A band of several would multiply all the rows that lie between them.
             groups = [[stretch] for stretch in along if not stretch.whole]
         for own in groups:
             bands.append(_band(own, across, dtype, device))
-            boxes += [Box((stretch, *across)) for stretch in own]
-    lags = tuple(tuple(stretch.lag for stretch in box.stretches) for box in images)
-    by_frequency = spectrum(sizes, lags, dtype, device) if lags else None
-    boxes = images + boxes
-    taps = math.prod(window.kernel)
-    steps = [math.prod(window.kernel[axis + 1 :]) for axis in range(len(sizes))]
-    found: list[tuple[int, int, int, int]] = []  # a box, two taps, and how many times
-    for index, box in enumerate(boxes):
-        apart = sum(map(operator.mul, box.apart, steps))
-        for own in itertools.product(*(stretch.taps.items() for stretch in box.stretches)):
-            tap = sum(map(operator.mul, (tap for tap, _ in own), steps))
-            found.append((index, tap, tap + apart, math.prod(times for _, times in own)))
-    index, tap, other, times = torch.tensor(found, dtype=torch.int64).view(-1, 4).unbind(1)
-    shares = torch.zeros(len(boxes), taps, taps, dtype=dtype)
-    shares[index, tap, other] = shares[index, other, tap] = times.to(dtype)
-    ordered = torch.ones(taps, taps, dtype=torch.bool).triu()
-    return Plan(by_frequency, tuple(bands), shares.flatten(1).to(device), ordered.to(device))
+            boxes += [(stretch, *across) for stretch in own]
+    lags = [tuple(stretch.lag for stretch in box) for box in images]
+    spectrum = _spectrum(sizes, lags, dtype, device) if lags else None
+    shares = _shares([*images, *boxes], window.kernel, dtype)
+    ordered = torch.ones(shares.shape[1:], dtype=torch.bool).triu()
+    return Plan(spectrum, tuple(bands), shares.flatten(1).to(device), ordered.to(device))
 
 
 def _band(
     along: Sequence[Stretch], across: Sequence[Stretch], dtype: torch.dtype, device: torch.device
 ) -> Band:
-    """The boxes that stretches along the first dimension make with one along each other."""
+    """The boxes that stretches along the first axis make with one along each other axis."""
     start, stop = min(s.start for s in along), max(s.stop for s in along)
-    all_rows = Box((replace(along[0], start=start, stop=stop), *across))
-    # Those of three dimensions are of planes, each with its own rows.
+    box = (replace(along[0], start=start, stop=stop), *across)
+    first, second = (
+        Side(
+            tuple(s.phases[side] for s in box),
+            tuple(slice(s.start + side * s.lag, s.stop + side * s.lag) for s in box),
+        )
+        for side in (0, 1)
+    )
+    # With three axes, rows are those of planes.
     each = math.prod(stretch.stop - stretch.start for stretch in across[:-1])
     rows = [slice((s.start - start) * each, (s.stop - start) * each) for s in along]
     sums = torch.zeros(len(rows), (stop - start) * each, dtype=dtype, device=device)
     for own, part in zip(sums, rows, strict=True):
         own[part] = 1.0
-    return Band((all_rows.side(0), all_rows.side(1)), tuple(rows), sums)
+    return Band((first, second), tuple(rows), sums)
+
+
+def _shares(boxes: Sequence[Box], kernel: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """(boxes, taps, taps): how often the product of a box is part of that of a pair of taps."""
+    taps = math.prod(kernel)
+    strides = [math.prod(kernel[axis + 1 :]) for axis in range(len(kernel))]
+    entries: list[tuple[int, int, int, int]] = []  # a box, two taps, and how many times
+    for index, box in enumerate(boxes):
+        apart = sum(map(operator.mul, (stretch.apart for stretch in box), strides))
+        for own in itertools.product(*(stretch.taps.items() for stretch in box)):
+            tap = sum(map(operator.mul, (tap for tap, _ in own), strides))
+            entries.append((index, tap, tap + apart, math.prod(times for _, times in own)))
+    index, tap, other, times = torch.tensor(entries, dtype=torch.int64).view(-1, 4).unbind(1)
+    shares = torch.zeros(len(boxes), taps, taps, dtype=dtype)
+    shares[index, tap, other] = shares[index, other, tap] = times.to(dtype)
+    return shares
