@@ -49,10 +49,11 @@ def renamed_arguments(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            name = function.__qualname__.removesuffix(".__init__")
             for old in names.keys() & kwargs.keys():
                 if names[old] in kwargs:
-                    raise TypeError(f"{function.__name__}() got both {old} and {names[old]}")
-                warn_renamed(f"{function.__name__}({old}=...)", names[old])
+                    raise TypeError(f"{name}() got both {old} and {names[old]}")
+                warn_renamed(f"{name}({old}=...)", names[old])
                 kwargs[names[old]] = kwargs.pop(old)
             return function(*args, **kwargs)
 

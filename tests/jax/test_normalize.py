@@ -36,7 +36,7 @@ def test_every_location_has_q_value_1_in_every_layout(homogeneous: float | None)
     expected = np.ones_like(q)
     expected[0] = 1.0 if homogeneous else 0.0
     np.testing.assert_allclose(q, expected, rtol=1e-14)
-    theirs = torch_per_location(torch.from_numpy(x), channel_dim=-1, homogeneous=homogeneous)
+    theirs = torch_per_location(torch.from_numpy(x), channel_axis=-1, homogeneous=homogeneous)
     np.testing.assert_allclose(y, theirs.numpy(), rtol=1e-13)
 
 

@@ -28,9 +28,9 @@ def batch(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def by_hand(x: torch.Tensor, channel_dim: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def by_hand(x: torch.Tensor, channel_axis: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """q and c of every pair, with one loop over pairs and numpy for the rest."""
-    values = np.moveaxis(x.detach().double().numpy(), channel_dim, -1)
+    values = np.moveaxis(x.detach().double().numpy(), channel_axis, -1)
     q, c = [], []
     for a, b in zip(values[::2], values[1::2], strict=True):
         lengths = np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1)
@@ -54,8 +54,8 @@ def shaped_chain(depth: int, width: int, solution) -> nn.Sequential:
     return nn.Sequential(*(m for _ in range(depth) for m in (nn.Linear(width, width), phi())))
 
 
-def agree(found, tensor: torch.Tensor, channel_dim: int = 1) -> None:
-    q, c = by_hand(tensor, channel_dim)
+def agree(found, tensor: torch.Tensor, channel_axis: int = 1) -> None:
+    q, c = by_hand(tensor, channel_axis)
     assert (found.q.mean, found.c.mean) == pytest.approx((q.mean(), c.mean()), abs=1e-5)
     if len(q) > 1:
         errors = [np.std(v, ddof=1) / math.sqrt(len(v)) for v in (q, c)]
@@ -149,16 +149,16 @@ def test_channels_are_found_wherever_they_are() -> None:
     conv, phi, mixed, out = model.parts(x)
     agree(nodes[0], x)
     agree(nodes[1], conv)
-    agree(nodes[2], phi, channel_dim=2)
-    agree(nodes[3], mixed, channel_dim=2)
-    agree(nodes[5], out.unflatten(0, (6, 7)), channel_dim=2)
+    agree(nodes[2], phi, channel_axis=2)
+    agree(nodes[3], mixed, channel_axis=2)
+    agree(nodes[5], out.unflatten(0, (6, 7)), channel_axis=2)
 
 
 def test_the_input_of_a_linear_layer_has_its_channels_last() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8)), batch(4, 3, 5)
     for node, tensor in zip(measure(model, x).nodes, [x, *hooked(model, x, *model)], strict=True):
-        agree(node, tensor, channel_dim=2)
+        agree(node, tensor, channel_axis=2)
 
 
 def test_seeds_are_averaged_and_give_the_standard_error() -> None:
@@ -221,11 +221,11 @@ def test_a_batch_that_is_no_batch_of_pairs_is_refused(shape: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize("cosine", [-1.0, -0.3, 0.0, 0.8, 1.0])
-@pytest.mark.parametrize(("shape", "channel_dim"), [((2,), 0), ((3, 4, 5), 0), ((7, 16), 1)])
-def test_pairs_are_exact_at_every_location_and_differ(cosine, shape, channel_dim) -> None:
-    x = pair_inputs(shape, 3, cosine, channel_dim=channel_dim)
+@pytest.mark.parametrize(("shape", "channel_axis"), [((2,), 0), ((3, 4, 5), 0), ((7, 16), 1)])
+def test_pairs_are_exact_at_every_location_and_differ(cosine, shape, channel_axis) -> None:
+    x = pair_inputs(shape, 3, cosine, channel_axis=channel_axis)
     assert x.shape == (6, *shape)
-    x = x.movedim(channel_dim + 1, -1)
+    x = x.movedim(channel_axis + 1, -1)
     assert torch.allclose(x.square().mean(-1), torch.ones(()), atol=1e-6)
     assert torch.allclose((x[::2] * x[1::2]).mean(-1), torch.tensor(cosine), atol=1e-6)
     assert torch.equal(x, x[(slice(None), *[slice(0, 1)] * (x.dim() - 2))].expand(x.shape))

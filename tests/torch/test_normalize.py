@@ -63,8 +63,8 @@ def test_without_the_homogeneous_coordinate_zeros_stay_zero_and_all_else_has_q_v
 def test_layouts_agree(homogeneous: float | None) -> None:
     x = images(2, 3, 4, 5)
     first = normalize_per_location(x, homogeneous=homogeneous)
-    last = normalize_per_location(x.movedim(1, -1), channel_dim=-1, homogeneous=homogeneous)
-    single = normalize_per_location(x[1], channel_dim=0, homogeneous=homogeneous)
+    last = normalize_per_location(x.movedim(1, -1), channel_axis=-1, homogeneous=homogeneous)
+    single = normalize_per_location(x[1], channel_axis=0, homogeneous=homogeneous)
     memory = normalize_per_location(
         x.contiguous(memory_format=torch.channels_last), homogeneous=homogeneous
     )
@@ -112,29 +112,29 @@ def test_every_sample_has_q_value_1(shape: tuple[int, ...]) -> None:
     assert torch.allclose(q, torch.tensor([0.0, 1.0, 1.0, 1.0], dtype=q.dtype), rtol=1e-14)
     ratio = (y / x)[2]
     assert torch.allclose(ratio, ratio.mean(), rtol=1e-12)
-    assert torch.equal(normalize_per_sample(x[2], start_dim=0), y[2])
+    assert torch.equal(normalize_per_sample(x[2], start_axis=0), y[2])
 
 
 def test_a_batch_without_features_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"shape \(5,\) has no dimension 1.*start_dim=0"):
+    with pytest.raises(ValueError, match=r"axis 1 .*got shape \(5,\).*start_axis=0"):
         normalize_per_sample(torch.ones(5))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool, torch.complex64])
 def test_other_types_are_refused(dtype: torch.dtype) -> None:
     for f in (normalize_per_location, normalize_per_sample):
-        with pytest.raises(TypeError, match=f"not {dtype}.*255"):
+        with pytest.raises(TypeError, match=f"got {dtype}.*255"):
             f(torch.ones(2, 3, 4, 4, dtype=dtype))
 
 
 @pytest.mark.parametrize("homogeneous", [2.0, None])
 def test_the_module_is_the_function(homogeneous: float | None) -> None:
     x = images(2, 4, 5, 3)
-    module = PerLocationNormalization(channel_dim=-1, homogeneous=homogeneous)
-    expected = normalize_per_location(x, channel_dim=-1, homogeneous=homogeneous)
+    module = PerLocationNormalization(channel_axis=-1, homogeneous=homogeneous)
+    expected = normalize_per_location(x, channel_axis=-1, homogeneous=homogeneous)
     assert module.out_channels(3) == expected.shape[-1]
     assert module.state_dict() == {}
-    assert str(module) == f"PerLocationNormalization(channel_dim=-1, homogeneous={homogeneous})"
+    assert str(module) == f"PerLocationNormalization(channel_axis=-1, homogeneous={homogeneous})"
     for same in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert torch.equal(same(x), expected)
 
@@ -144,3 +144,13 @@ def test_the_module_exports_for_any_batch_size() -> None:
     module = nn.Sequential(PerLocationNormalization())
     exported = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     assert torch.equal(exported.module()(x[:2]), module(x[:2]))
+
+
+def test_old_names_of_arguments_work_and_warn() -> None:
+    x = images(2, 3, 4, 4)
+    with pytest.warns(DeprecationWarning, match=r"normalize_per_location\(channel_dim=...\)"):
+        assert torch.equal(normalize_per_location(x, channel_dim=1), normalize_per_location(x))  # pyright: ignore
+    with pytest.warns(DeprecationWarning, match="use start_axis"):
+        normalize_per_sample(x, start_dim=1)  # pyright: ignore
+    with pytest.warns(DeprecationWarning, match=r"PerLocationNormalization\(channel_dim=...\)"):
+        assert PerLocationNormalization(channel_dim=-1).channel_axis == -1  # pyright: ignore

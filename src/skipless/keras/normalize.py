@@ -1,28 +1,35 @@
 r"""Inputs of q value 1, as the theory assumes them.
 
-The q value of an input is $q = \|x\|^2 / d$; what the theory predicts, it predicts for $q = 1$
-(section 2.2). A convolutional network under Delta initialisation acts on every location by itself,
-so that each location's vector of channels is to have q value 1: `normalize_per_location`. A
-multilayer perceptron takes all numbers of a sample as one vector: `normalize_per_sample`.
+The q value of an input is $q = \|x\|^2 / d$; all predictions are for $q = 1$ (section 2.2). A
+convolutional network under Delta initialisation acts on every location by itself, so that each
+location's vector of channels needs q value 1: `normalize_per_location`. A multilayer perceptron
+takes all numbers of a sample as one vector: `normalize_per_sample`.
 """
 
 from __future__ import annotations
 
+from typing import Self
+
 import keras
 from keras import ops
+
+from skipless._deprecated import renamed_arguments, warn_renamed
 
 from .activations import Array, Config, is_half
 
 
-def normalize_per_location(x: Array, *, axis: int = -1, homogeneous: float | None = 1.0) -> Array:
+@renamed_arguments(axis="channel_axis")
+def normalize_per_location(
+    x: Array, *, channel_axis: int = -1, homogeneous: float | None = 1.0
+) -> Array:
     r"""`x` with a constant channel appended, scaled to q value 1 at every location.
 
     $$x \mapsto \sqrt{\frac{d + 1}{\|x\|^2 + h^2}}\; (x_1, \ldots, x_d, h)$$
 
     Scaling alone would forget the length of $x$, which is the brightness of a pixel. The
     homogeneous coordinate $h$ keeps it, and gives a location of zeros a direction. **The output has
-    one channel more than the input.** With `homogeneous=None` it has not; then locations of zeros
-    stay zero. `axis` is that of the channels.
+    one channel more than the input.** With `homogeneous=None` it does not, and locations of zeros
+    stay zero.
 
     >>> y = normalize_per_location(ops.array([[0.0, 0.0, 0.0], [0.0, 0.0, 3.0]]))
     >>> ops.convert_to_numpy(y)[0].tolist()
@@ -30,22 +37,24 @@ def normalize_per_location(x: Array, *, axis: int = -1, homogeneous: float | Non
     """
     wide = ops.cast(x, "float32") if is_half(x) else x
     if homogeneous is not None:
-        first = ops.take(wide, ops.array([0]), axis=axis)
-        wide = ops.concatenate([wide, ops.full_like(first, homogeneous)], axis=axis)
-    return ops.cast(_scaled(wide, (axis,)), x.dtype)
+        first = ops.take(wide, ops.array([0]), axis=channel_axis)
+        wide = ops.concatenate([wide, ops.full_like(first, homogeneous)], axis=channel_axis)
+    return ops.cast(_scaled(wide, (channel_axis,)), x.dtype)
 
 
-def normalize_per_sample(x: Array) -> Array:
+def normalize_per_sample(x: Array, *, start_axis: int = 1) -> Array:
     """`x` scaled to q value 1 over all numbers of each sample; a sample of zeros stays zero.
+
+    A sample is what lies in the axes from `start_axis` on: 1 in batches, 0 for a single sample.
 
     >>> ops.convert_to_numpy(normalize_per_sample(ops.array([[3.0, 0.0, 0.0, 0.0]]))).tolist()
     [[2.0, 0.0, 0.0, 0.0]]
     """
-    axes = tuple(range(1, len(x.shape)))
+    axes = tuple(range(start_axis, len(x.shape)))
     if not axes:
         raise ValueError(
-            f"A tensor of shape {tuple(x.shape)} has no axis for the numbers of a sample: put the "
-            "samples of a batch along the first one."
+            f"x needs an axis {start_axis} for the numbers of a sample, got shape "
+            f"{tuple(x.shape)}. For a single sample without a batch, set start_axis=0."
         )
     wide = ops.cast(x, "float32") if is_half(x) else x
     return ops.cast(_scaled(wide, axes), x.dtype)
@@ -62,29 +71,44 @@ class PerLocationNormalization(keras.layers.Layer):
 
     def __init__(
         self,
-        axis: int = -1,
+        channel_axis: int = -1,
         homogeneous: float | None = 1.0,
         *,
+        axis: int
+        | None = None,  # the old name; Keras reads this signature, so it stays undecorated
         name: str | None = None,
         dtype: str | keras.DTypePolicy | None = None,
         trainable: bool = True,
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
-        self.axis, self.homogeneous = axis, homogeneous
+        if axis is not None:
+            warn_renamed("PerLocationNormalization(axis=...)", "channel_axis")
+            channel_axis = axis
+        self.channel_axis, self.homogeneous = channel_axis, homogeneous
         self.built = True
 
     def call(self, x: Array) -> Array:
-        return normalize_per_location(x, axis=self.axis, homogeneous=self.homogeneous)
+        return normalize_per_location(
+            x, channel_axis=self.channel_axis, homogeneous=self.homogeneous
+        )
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         shape = list(input_shape)
-        channels = shape[self.axis]
+        channels = shape[self.channel_axis]
         if channels is not None and self.homogeneous is not None:
-            shape[self.axis] = channels + 1
+            shape[self.channel_axis] = channels + 1
         return tuple(shape)
 
     def get_config(self) -> Config:
-        return {**super().get_config(), "axis": self.axis, "homogeneous": self.homogeneous}
+        own = {"channel_axis": self.channel_axis, "homogeneous": self.homogeneous}
+        return super().get_config() | own
+
+    @classmethod
+    def from_config(cls, config: Config) -> Self:
+        own = dict(config)
+        if "axis" in own:  # in files of release 0.1
+            own["channel_axis"] = own.pop("axis")
+        return super().from_config(own)
 
 
 def _scaled(x: Array, axes: tuple[int, ...]) -> Array:

@@ -381,7 +381,7 @@ def normalization(given: Configuration) -> Callable[[Tensor], Tensor] | None:
         case "sample":
             return normalize_per_sample
         case "location":
-            return partial(normalize_per_location, channel_dim=1)
+            return partial(normalize_per_location, channel_axis=1)
         case "dataset":
             return None
 

@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from skipless._deprecated import renamed_arguments
 from skipless.core import measure as core
 from skipless.core.activations import Array
 from skipless.core.measure import (
@@ -213,12 +214,13 @@ def check(
         return core.check(replay, solution, draws, cosines, pairs, tolerance)
 
 
+@renamed_arguments(channel_dim="channel_axis")
 def pair_inputs(
     shape: Sequence[int],
     pairs: int,
     cosine: float,
     *,
-    channel_dim: int = 0,
+    channel_axis: int = 0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """A batch of random pairs of samples of `shape`, of q value 1 and of that `cosine`.
@@ -233,7 +235,7 @@ def pair_inputs(
     device = None if generator is None else generator.device
     seed = torch.randint(2**63 - 1, (), generator=generator, device=device).item()
     rng = np.random.default_rng(int(seed))
-    return torch.from_numpy(core.pair_inputs(rng, shape, pairs, cosine, channel_dim))
+    return torch.from_numpy(core.pair_inputs(rng, shape, pairs, cosine, channel_axis))
 
 
 def _draw_for(

@@ -1,10 +1,10 @@
 r"""Inputs of q value 1, as the theory assumes them.
 
-The q value of an input is $q = \|x\|^2 / d$; what the theory predicts, it predicts for $q = 1$
-(section 2.2). Which numbers make up $x$ depends on the network:
+The q value of an input is $q = \|x\|^2 / d$; all predictions are for $q = 1$ (section 2.2). Which
+numbers make up $x$ depends on the network:
 
 - A convolutional network under Delta initialisation acts on every location by itself, so that each
-  location's vector of channels is to have q value 1: `normalize_per_location`.
+  location's vector of channels needs q value 1: `normalize_per_location`.
 - A multilayer perceptron takes all numbers of a sample as one vector: `normalize_per_sample`.
 
 With smooth activations this decides whether the prediction holds. Rectifiers commute with positive
@@ -17,9 +17,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from skipless._deprecated import renamed_arguments
 
+
+@renamed_arguments(channel_dim="channel_axis")
 def normalize_per_location(
-    x: Tensor, *, channel_dim: int = 1, homogeneous: float | None = 1.0
+    x: Tensor, *, channel_axis: int = 1, homogeneous: float | None = 1.0
 ) -> Tensor:
     r"""`x` with a constant channel appended, scaled to q value 1 at every location.
 
@@ -30,39 +33,40 @@ def normalize_per_location(
     the size of the entries of `x`: 1 for standardised data.
 
     **The output has one channel more than the input**, as the first layer must expect. With
-    `homogeneous=None` it has not; then locations of zeros stay zero.
+    `homogeneous=None` it does not, and locations of zeros stay zero.
 
-    `channel_dim` is 1 in batches of torch's layout, -1 if channels come last, and 0 in a single
+    `channel_axis` is 1 in batches of torch's layout, -1 if channels come last, and 0 in a single
     image of torch's layout.
 
     >>> black_and_blue = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 3.0]])
-    >>> y = normalize_per_location(black_and_blue, channel_dim=-1)
+    >>> y = normalize_per_location(black_and_blue, channel_axis=-1)
     >>> y[0].tolist(), [round(q, 6) for q in y.square().mean(dim=-1).tolist()]
     ([0.0, 0.0, 0.0, 2.0], [1.0, 1.0])
     """
     wide = _in_full_precision(x)
     if homogeneous is not None:
-        constant = torch.full_like(wide.narrow(channel_dim, 0, 1), homogeneous)
-        wide = torch.cat([wide, constant], dim=channel_dim)
-    return _scaled(wide, (channel_dim,)).to(x.dtype)
+        constant = torch.full_like(wide.narrow(channel_axis, 0, 1), homogeneous)
+        wide = torch.cat([wide, constant], dim=channel_axis)
+    return _scaled(wide, (channel_axis,)).to(x.dtype)
 
 
-def normalize_per_sample(x: Tensor, *, start_dim: int = 1) -> Tensor:
+@renamed_arguments(start_dim="start_axis")
+def normalize_per_sample(x: Tensor, *, start_axis: int = 1) -> Tensor:
     """`x` scaled to q value 1 over all numbers of each sample; a sample of zeros stays zero.
 
-    As in `torch.flatten`, a sample is what lies in the dimensions from `start_dim` on: 1 in
-    batches, 0 for a single sample. Among many numbers the length is a small loss. Where it matters,
-    `normalize_per_location(x.flatten(1))` keeps it in one number more.
+    A sample is what lies in the axes from `start_axis` on: 1 in batches, 0 for a single sample.
+    Among many numbers the length is a small loss. Where it matters,
+    `normalize_per_location(x.flatten(1))` keeps it in one more number.
 
     >>> normalize_per_sample(torch.tensor([[3.0, 0.0, 0.0, 0.0], [5.0, 5.0, -5.0, 5.0]]))
     tensor([[ 2.,  0.,  0.,  0.],
             [ 1.,  1., -1.,  1.]])
     """
-    dims = tuple(range(x.dim())[start_dim:])
+    dims = tuple(range(x.dim())[start_axis:])
     if not dims:
         raise ValueError(
-            f"A tensor of shape {tuple(x.shape)} has no dimension {start_dim} for the numbers of a "
-            "sample: for a single sample without a batch, set start_dim=0."
+            f"x needs an axis {start_axis} for the numbers of a sample, got shape "
+            f"{tuple(x.shape)}. For a single sample without a batch, set start_axis=0."
         )
     return _scaled(_in_full_precision(x), dims).to(x.dtype)
 
@@ -76,9 +80,10 @@ class PerLocationNormalization(nn.Module):
     torch.Size([1, 64, 6, 6])
     """
 
-    def __init__(self, *, channel_dim: int = 1, homogeneous: float | None = 1.0) -> None:
+    @renamed_arguments(channel_dim="channel_axis")
+    def __init__(self, *, channel_axis: int = 1, homogeneous: float | None = 1.0) -> None:
         super().__init__()
-        self.channel_dim = channel_dim
+        self.channel_axis = channel_axis
         self.homogeneous = homogeneous
 
     def out_channels(self, in_channels: int) -> int:
@@ -86,17 +91,19 @@ class PerLocationNormalization(nn.Module):
         return in_channels + (self.homogeneous is not None)
 
     def forward(self, x: Tensor) -> Tensor:
-        return normalize_per_location(x, channel_dim=self.channel_dim, homogeneous=self.homogeneous)
+        return normalize_per_location(
+            x, channel_axis=self.channel_axis, homogeneous=self.homogeneous
+        )
 
     def extra_repr(self) -> str:
-        return f"channel_dim={self.channel_dim}, homogeneous={self.homogeneous}"
+        return f"channel_axis={self.channel_axis}, homogeneous={self.homogeneous}"
 
 
 def _in_full_precision(x: Tensor) -> Tensor:
     if not x.is_floating_point():
         raise TypeError(
-            f"Scaling to q value 1 takes floating-point numbers, not {x.dtype}. Divide bytes of an "
-            "image by 255, and standardise them, first."
+            f"x must be of floating-point numbers, got {x.dtype}. Divide the bytes of an image by "
+            "255, and standardise them, first."
         )
     return x.float() if x.element_size() < 4 else x
 
