@@ -7,8 +7,6 @@ convolution is (in, out / groups, *kernel).
 
 As in `torch.nn.init`, a trailing underscore means that the argument is changed. Numbers are drawn
 in float32, or float64 for weights of that type, on the device of the `generator` if there is one.
-
-Initial weights of a whole model, also of layers that it writes as functions of parameters.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ def scaled_uniform_orthogonal_(
     >>> torch.allclose(weight.T @ weight, 2 * torch.eye(3), atol=1e-5)
     True
     """
-    _fill_(_blocks(weight, groups), _Law("orthogonal", gain, generator))
+    _fill_(_blocks(weight, groups), _Sampler("orthogonal", gain, generator))
     return weight
 
 
@@ -73,7 +71,7 @@ def gaussian_fan_in_(
     >>> round(400 * weight.square().mean().item(), 2)
     1.0
     """
-    _fill_(_blocks(weight), _Law("gaussian", gain, generator))
+    _fill_(_blocks(weight), _Sampler("gaussian", gain, generator))
     return weight
 
 
@@ -104,8 +102,8 @@ def delta_(
     >>> torch.allclose(centre @ centre.T, torch.eye(4), atol=1e-5), int(weight.count_nonzero())
     (True, 16)
     """
-    law = _Law(distribution, gain, generator)
-    _fill_taps_(_blocks(weight, groups), _centre(weight.shape[2:]), law)
+    sampler = _Sampler(distribution, gain, generator)
+    _fill_taps_(_blocks(weight, groups), _centre(weight.shape[2:]), sampler)
     return weight
 
 
@@ -134,8 +132,8 @@ def transposed_delta_(
     """
     blocks, kernel = _blocks(weight, groups, transposed=True), weight.shape[2:]
     strides = (stride,) * len(kernel) if isinstance(stride, int) else tuple(stride)
-    _refuse_gaps(kernel, strides, (1,) * len(kernel))
-    _fill_taps_(blocks, _middle(kernel, strides), _Law(distribution, gain, generator))
+    _require_no_gaps(kernel, strides, (1,) * len(kernel))
+    _fill_taps_(blocks, _middle(kernel, strides), _Sampler(distribution, gain, generator))
     return weight
 
 
@@ -151,37 +149,46 @@ def initialize_(
     r"""Names of the parameters left as they were, after drawing all others in place.
 
     Linear layers and convolutions of all kinds get weights with gain `sigma_w`, and biases from
-    $\mathcal N(0, \sigma_b^2)$. Normalisation layers are reset: scale 1, shift 0, no running
-    statistics. A parameter that several layers share is drawn once, as that of the first. All else,
-    such as embeddings, attention's packed projections or the slope of `nn.PReLU`, is left alone.
-    Models with lazy, meta or reparametrised weights are refused before anything is changed.
+    $\mathcal N(0, \sigma_b^2)$; of a `torch.fx.GraphModule` also layers that are functions of
+    parameters. Normalisation layers are reset: scale 1, shift 0, no running statistics. A parameter
+    that several layers share is drawn once, as that of the first. All else, such as embeddings,
+    attention's packed projections or the slope of `nn.PReLU`, is left alone. Models with lazy, meta
+    or reparametrised weights are refused before anything is changed.
 
-    With `delta=False` all taps of a kernel are drawn. Then q values are kept on average where the
-    kernel covers locations of q value 1 and no padding; c values follow no local map.
+    Args:
+        model: The network, which is changed.
+        sigma_w: The gain of the weights.
+        sigma_b: The standard deviation of the biases.
+        distribution: "orthogonal" or "gaussian" weights.
+        delta: Whether only the centre of a kernel is drawn. If not, all taps are: q values are then
+            kept on average where the kernel covers locations of q value 1 and no padding, and c
+            values follow no local map.
+        generator: The source of randomness.
 
     >>> initialize_(nn.Sequential(nn.Conv2d(3, 8, 3), nn.PReLU(), nn.Flatten(), nn.Linear(32, 2)))
     ['1.weight']
     """
-    _refuse_undrawable(model)
-    law = _Law(distribution, sigma_w, generator)
+    _require_plain_parameters(model)
+    sampler = _Sampler(distribution, sigma_w, generator)
     drawn: set[int] = set()
     for module in model.modules():
         if isinstance(module, _Normalisation):
             module.reset_parameters()
         elif isinstance(module, _Affine):
             if id(module.weight) not in drawn:
-                _draw_weight_(module, law, delta)
+                _draw_weight_(module, sampler, delta)
             if module.bias is not None and id(module.bias) not in drawn:
-                bias = module.bias.detach()
-                bias.copy_(sigma_b * law.normal(bias.shape, bias)) if sigma_b else bias.zero_()
+                _draw_bias_(module.bias, sampler, sigma_b)
         else:
             continue
         drawn.update(id(parameter) for parameter in module.parameters(recurse=False))
+    if isinstance(model, fx.GraphModule):
+        _draw_called_layers_(model, sampler, sigma_b, delta, drawn)
     return [name for name, parameter in model.named_parameters() if id(parameter) not in drawn]
 
 
 @dataclass(frozen=True)
-class _Law:
+class _Sampler:
     """How matrices are drawn: their distribution, their scale and the source of randomness."""
 
     distribution: Distribution
@@ -209,12 +216,12 @@ class _Law:
             case "gaussian":
                 return self.gain / math.sqrt(max(k, 1)) * self.normal(shape, like)
             case other:
-                raise ValueError(f"distribution is 'orthogonal' or 'gaussian', not {other!r}")
+                raise ValueError(f"distribution must be 'orthogonal' or 'gaussian', got {other!r}")
 
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """That many threads for what follows."""
+    """Run what follows with this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -225,11 +232,11 @@ def threads(number: int) -> Iterator[None]:
 
 def _blocks(weight: Tensor, groups: int = 1, transposed: bool = False) -> Tensor:
     """View of `weight`, detached, as (groups, outputs, inputs, *kernel) of each group."""
-    _refuse_without_memory(weight)
+    _require_memory(weight)
     if not weight.is_floating_point() or weight.dim() < 2 or groups < 1 or weight.shape[0] % groups:
         raise ValueError(
-            "A weight is floating-point and of shape (out, in, *kernel), the first number "
-            f"a multiple of groups={groups}; not {weight.dtype} of shape {tuple(weight.shape)}."
+            "A weight must be floating-point and of shape (out, in, *kernel), with out a multiple "
+            f"of groups={groups}, got {weight.dtype} of shape {tuple(weight.shape)}"
         )
     blocks = weight.detach().unflatten(0, (groups, weight.shape[0] // groups))
     return blocks.transpose(1, 2) if transposed else blocks
@@ -244,32 +251,38 @@ def _middle(kernel: Sequence[int], stride: Sequence[int]) -> list[slice]:
     return [slice((size - step + 1) // 2, (size + step + 1) // 2) for size, step in axes]
 
 
-def _fill_(blocks: Tensor, law: _Law, stride: Sequence[int] = ()) -> None:
+def _fill_(blocks: Tensor, sampler: _Sampler, stride: Sequence[int] = ()) -> None:
     """Draw all taps. In a transposed convolution, those that reach one location are a matrix."""
     for first in product(*map(range, stride)):
         part = blocks[(..., *(slice(i, None, step) for i, step in zip(first, stride, strict=True)))]
         shape = (*part.shape[:2], math.prod(part.shape[2:]))
-        part.copy_(law.matrices(shape, part).reshape(part.shape))
+        part.copy_(sampler.matrices(shape, part).reshape(part.shape))
 
 
-def _fill_taps_(blocks: Tensor, taps: Sequence[slice], law: _Law) -> None:
+def _fill_taps_(blocks: Tensor, taps: Sequence[slice], sampler: _Sampler) -> None:
     """Draw a matrix for each group and put it at all `taps`, with zeros elsewhere."""
-    matrices = law.matrices(blocks.shape[:3], blocks)
+    matrices = sampler.matrices(blocks.shape[:3], blocks)
     blocks.zero_()[(..., *taps)].copy_(matrices[(..., *(None for _ in taps))])
 
 
-def _draw_weight_(module: _Affine, law: _Law, delta: bool) -> None:
+def _draw_weight_(module: _Affine, sampler: _Sampler, delta: bool) -> None:
     if isinstance(module, nn.Linear):
-        return _fill_(_blocks(module.weight), law)
+        return _fill_(_blocks(module.weight), sampler)
     transposed = isinstance(module, _Transposed)
-    blocks, kernel = _blocks(module.weight, module.groups, transposed), module.kernel_size
+    blocks = _blocks(module.weight, module.groups, transposed)
+    _draw_kernel_(blocks, sampler, module.stride if transposed else (), delta)
+
+
+def _draw_kernel_(blocks: Tensor, sampler: _Sampler, stride: Sequence[int], delta: bool) -> None:
+    """Draw the weight of a convolution; `stride` is that of a transposed one."""
+    kernel = blocks.shape[3:]
     if delta:
-        _fill_taps_(blocks, _middle(kernel, module.stride) if transposed else _centre(kernel), law)
+        _fill_taps_(blocks, _middle(kernel, stride) if stride else _centre(kernel), sampler)
     else:
-        _fill_(blocks, law, module.stride if transposed else ())
+        _fill_(blocks, sampler, stride)
 
 
-def _refuse_without_memory(parameter: Tensor, name: str = "The weight") -> None:
+def _require_memory(parameter: Tensor, name: str = "The weight") -> None:
     if nn.parameter.is_lazy(parameter) or parameter.is_meta:
         raise ValueError(
             f"{name} has no memory to draw into. If it is lazy, run the model once on an example; "
@@ -277,7 +290,7 @@ def _refuse_without_memory(parameter: Tensor, name: str = "The weight") -> None:
         )
 
 
-def _refuse_gaps(
+def _require_no_gaps(
     kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], name: str = "The weight"
 ) -> None:
     axes = zip(kernel, stride, dilation, strict=True)
@@ -289,9 +302,9 @@ def _refuse_gaps(
         )
 
 
-def _refuse_undrawable(model: nn.Module) -> None:
+def _require_plain_parameters(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
-        _refuse_without_memory(parameter, name)
+        _require_memory(parameter, name)
     for name, module in model.named_modules():
         if not isinstance(module, _Affine):
             continue
@@ -302,51 +315,36 @@ def _refuse_undrawable(model: nn.Module) -> None:
                 "normalisation, pruning, ...). Remove that, or call initialize_ before it is added."
             )
         if isinstance(module, _Transposed):
-            _refuse_gaps(module.kernel_size, module.stride, module.dilation, name or "The model")
+            _require_no_gaps(
+                module.kernel_size, module.stride, module.dilation, name or "The model"
+            )
 
 
-def draw_(
-    model: nn.Module,
-    *,
-    sigma_w: float = 1.0,
-    sigma_b: float = 0.0,
-    distribution: Distribution = "orthogonal",
-    generator: torch.Generator | None = None,
-) -> list[str]:
-    """Names of the parameters left as they were, after drawing all others in place.
+def _draw_bias_(bias: Tensor, sampler: _Sampler, sigma_b: float) -> None:
+    bias = bias.detach()
+    bias.copy_(sigma_b * sampler.normal(bias.shape, bias)) if sigma_b else bias.zero_()
 
-    As `initialize_`, and of a `torch.fx.GraphModule` also the weights of layers that are functions.
-    """
-    untouched = initialize_(
-        model,
-        sigma_w=sigma_w,
-        sigma_b=sigma_b,
-        distribution=distribution,
-        generator=generator,
-    )
-    drawn: set[str] = set()
-    nodes = model.graph.nodes if isinstance(model, fx.GraphModule) else ()
-    for node in nodes:
+
+def _draw_called_layers_(
+    model: fx.GraphModule, sampler: _Sampler, sigma_b: float, delta: bool, drawn: set[int]
+) -> None:
+    """Draw the parameters of layers that `model` writes as functions, and add them to `drawn`."""
+    for node in model.graph.nodes:
         if node.op != "call_function" or operation(node) not in AFFINE:
             continue
         given = _arguments(node)
-        weight, bias = (_parameter(given.get(name)) for name in ("weight", "bias"))
+        weight, bias = (_parameter(model, given.get(name)) for name in ("weight", "bias"))
         if weight is None:
             raise UnsupportedModelError(
                 f"{origin(node)} computes {operation(node)} with something that is no parameter of "
                 "the model, so that it cannot be drawn. Remove weight normalisation and the like, "
                 "or write the layer as nn.Linear or nn.Conv2d."
             )
-        if weight not in drawn:
-            tensor = model.get_parameter(weight).detach()
-            _draw_called_weight_(operation(node), tensor, given, sigma_w, distribution, generator)
-        if bias is not None and bias not in drawn:
-            tensor = model.get_parameter(bias).detach()
-            device = tensor.device if generator is None else generator.device
-            noise = torch.randn(tensor.shape, generator=generator, device=device)
-            tensor.copy_(sigma_b * noise)
-        drawn.update(name for name in (weight, bias) if name is not None)
-    return [name for name in untouched if name not in drawn]
+        if id(weight) not in drawn:
+            _draw_called_weight_(operation(node), weight.detach(), given, sampler, delta)
+        if bias is not None and id(bias) not in drawn:
+            _draw_bias_(bias, sampler, sigma_b)
+        drawn |= {id(weight), id(bias)}
 
 
 def _arguments(node: fx.Node) -> Mapping[str, object]:
@@ -364,38 +362,26 @@ def _arguments(node: fx.Node) -> Mapping[str, object]:
             return given
 
 
-def _parameter(argument: object) -> str | None:
+def _parameter(model: nn.Module, argument: object) -> nn.Parameter | None:
     if isinstance(argument, fx.Node) and argument.op == "get_attr":
-        return str(argument.target)
+        return model.get_parameter(str(argument.target))
     return None
 
 
 def _draw_called_weight_(
-    name: str,
-    weight: Tensor,
-    given: Mapping[str, object],
-    gain: float,
-    distribution: Distribution,
-    generator: torch.Generator | None,
+    name: str, weight: Tensor, given: Mapping[str, object], sampler: _Sampler, delta: bool
 ) -> None:
-    groups = given.get("groups", 1)
+    groups, stride = given.get("groups", 1), given.get("stride", (1,))
     assert isinstance(groups, int)
-    matrix = scaled_uniform_orthogonal_ if distribution == "orthogonal" else gaussian_fan_in_
+    assert isinstance(stride, list | tuple)
     if name in ("mm", "addmm", "matmul"):
-        matrix(weight.mT, gain, generator=generator)
-    elif name.startswith("conv_transpose"):
-        stride = given.get("stride", (1,))
-        assert isinstance(stride, list | tuple)
-        stride = stride[0] if len(stride) == 1 else stride
-        transposed_delta_(
-            weight,
-            gain,
-            stride=stride,
-            groups=groups,
-            distribution=distribution,
-            generator=generator,
-        )
+        _fill_(_blocks(weight.mT), sampler)
     elif name.startswith("conv"):
-        delta_(weight, gain, groups=groups, distribution=distribution, generator=generator)
+        transposed, kernel = name.startswith("conv_transpose"), weight.shape[2:]
+        strides = list(stride) * len(kernel) if len(stride) == 1 else stride
+        _require_no_gaps(kernel, strides if transposed else (1,) * len(kernel), (1,) * len(kernel))
+        _draw_kernel_(
+            _blocks(weight, groups, transposed), sampler, strides if transposed else (), delta
+        )
     else:
-        matrix(weight, gain, generator=generator)
+        _fill_(_blocks(weight), sampler)

@@ -35,7 +35,7 @@ from skipless.core.measure import (
 )
 from skipless.core.solution import Solution, require_solution
 
-from .init import Distribution, draw_
+from .init import Distribution, initialize_
 from .trace import Reading, read
 
 
@@ -149,7 +149,7 @@ def measure(
     network = model if seeds is None else copy.deepcopy(model)
     solution = known_solution(model)
     if draw is None:
-        draw = draw_ if solution is None else _draw_for(solution)
+        draw = initialize_ if solution is None else _draw_for(solution)
     with _evaluating(network):
         replay = Replay(read(network, inputs), inputs)
         q, c = core.stack([replay.run(inputs) for _ in _draws(network, seeds, draw)])
@@ -242,7 +242,7 @@ def _draw_for(
     solution: Solution, distribution: Distribution = "orthogonal"
 ) -> Callable[..., object]:
     return partial(
-        draw_, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, distribution=distribution
+        initialize_, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, distribution=distribution
     )
 
 
