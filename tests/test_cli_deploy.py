@@ -95,10 +95,10 @@ def test_its_multiply_adds_and_parameters_are_those_by_hand(vanilla: Path) -> No
 
 def test_the_difference_is_the_largest_between_the_file_and_the_network(vanilla: Path) -> None:
     from skipless.onnx.run import output, session
-    from skipless.runs.candidates import candidate
+    from skipless.runs.candidates import load_candidate
 
     options = {"method": "tat", "eta": 0.6, "width": 1.0}
-    made = candidate("wide_resnet10", options, (3, 16, 16))
+    made = load_candidate("wide_resnet10", options, (3, 16, 16))
     batch = made.examples(1)
     with torch.no_grad():
         wanted = made.model.eval()(batch).numpy()
@@ -120,7 +120,7 @@ def test_the_report_has_every_figure_and_both_pages(vanilla: Path) -> None:
     for name in ("report.md", "report.html"):
         page = (vanilla / name).read_text(encoding="utf-8")
         assert "33.3% less" in page
-        assert "INT8 is left out: no data were named" in page
+        assert "INT8 is left out: no data given; use --data" in page
     assert not (vanilla / "model.int8.onnx").exists()
 
 
@@ -171,9 +171,9 @@ def test_runs_checkpoints_and_files_of_weights_can_be_named(
 ) -> None:
     from safetensors.torch import load_file
 
-    from skipless.runs.candidates import candidate
+    from skipless.runs.candidates import load_candidate
 
-    found = candidate(str(run / place), {}, average=average)
+    found = load_candidate(str(run / place), {}, average=average)
     wanted = load_file(run / "checkpoints" / f"step-{step:08d}" / f"{file}.safetensors")
     assert found.model.state_dict().keys() == wanted.keys()
     for name, tensor in found.model.state_dict().items():
@@ -183,14 +183,14 @@ def test_runs_checkpoints_and_files_of_weights_can_be_named(
 
 
 def test_a_run_whose_data_are_missing_needs_only_the_shape_of_a_sample(run: Path) -> None:
-    from skipless.runs.candidates import candidate
+    from skipless.runs.candidates import Missing, load_candidate
 
     gone = {"data_folder": "nowhere"}  # which digits do not take
-    with pytest.raises(ValueError, match="--input 3,32,32, to do without"):
-        candidate(str(run), gone)
-    without = candidate(str(run), gone, (1, 8, 8))
-    assert without.data is None
-    assert "the data of the run are not here" in without.lacking
+    with pytest.raises(ValueError, match="to do without data, such as --input 3,32,32"):
+        load_candidate(str(run), gone)
+    without = load_candidate(str(run), gone, (1, 8, 8))
+    assert isinstance(without.data, Missing)
+    assert "the run's data was not found" in str(without.data)
     assert without.model(without.examples(2)).shape == (2, 10)
 
 
@@ -285,10 +285,8 @@ def test_the_report_says_how_an_image_becomes_what_the_network_reads(of_run: Pat
     split = load_data("digits").train
     assert isinstance(split, ArraySplit)
     told = report(of_run)["preparation"]
-    assert (
-        f"less the mean {float(split.mean):.6g}, over the deviation {float(split.std):.6g}" in told
-    )
-    assert told.endswith("then each image over its root mean square")
+    assert f"minus the mean {float(split.mean):.6g}, divided by {float(split.std):.6g}" in told
+    assert told.endswith("then each image divided by its root mean square")
     assert "root mean square" in (of_run / "report.md").read_text(encoding="utf-8")
 
 
@@ -302,7 +300,7 @@ def test_a_factory_is_deployed_without_a_peer_and_json_is_what_is_printed(
     printed = json.loads(out)
     assert printed == report(tmp_path)
     assert "against" not in printed["figures"]
-    assert "--against" in printed["lacking"]["against"]
+    assert "--against" in printed["missing"]["against"]
     assert printed["remaining"] == ["2 stays a BatchNorm, for no layer comes right before it"]
     # Two samples: the maps of the convolution, and what it reads.
     assert printed["figures"]["folded"]["peak_memory"] == 2 * 4 * (3 * 64 + 4 * 36)
@@ -325,7 +323,7 @@ def test_where_a_shape_is_not_known_the_report_names_the_operation_and_goes_on(
     assert found["operators"]["LSTM"] == 1
     assert found["latency"]["1"] > 0.0
     assert f"unknown: {found['unknown']['peak_memory']}" in out
-    assert "not run: The computed peak of activation memory" in out
+    assert "not run: The computed peak of activation memory matches" in out
 
 
 @pytest.mark.parametrize(
@@ -335,37 +333,58 @@ def test_where_a_shape_is_not_known_the_report_names_the_operation_and_goes_on(
         (("resnet:51",), "ResNets of that depth are not defined"),
         (("resnet",), "The model 'resnet' was asked for"),
         (("resnet5",), "Did you mean resnet50"),
-        (("vgg",), "wide_resnet100). See them: skipless models. Or name the folder of a run"),
+        (("vgg",), "List them with skipless models. Or name the folder of a run"),
         (("nowhere/run",), "nowhere/run, which is not there. Name the folder of a run"),
         (("weights.pt",), "which is not there. Name the folder of a run"),
         (("{here}/a.pt",), "a.pt, which is none. Name the folder of a run"),
         (("",), "but '' was given. Name the folder of a run"),
-        (("{weights}", "--average"), "is not averaged. Leave one of them out"),
-        (("zoo.py:net",), "is written module:name. Write zoo:net, and run from the folder that"),
-        (("a/zoo.py:net",), "is written module:name. Write zoo:net, and run from the folder a"),
-        (("zoo:",), "is written module:name. Write zoo:name"),
-        (("zoo:net",), "(of net in zoo.py it is zoo:net), and run from the folder it is in"),
+        (("{weights}", "--average"), "which is not averaged. Drop one"),
+        (
+            ("zoo.py:net",),
+            "must be written module:name, got zoo.py:net. Write zoo:net, and run from its folder",
+        ),
+        (
+            ("a/zoo.py:net",),
+            "got a/zoo.py:net. Write zoo:net, and run from the folder a",
+        ),
+        (("zoo:",), "must be written module:name, got zoo:. Write zoo:name"),
+        (("zoo:net",), "(for net in zoo.py it is zoo:net), and run from its folder"),
         (("own_networks:net",), "has no function or class 'net'. It has "),
         (("own_networks:one_sample",), "(3, 8, 8), it raises RuntimeError"),
-        (("{run}", "--width", "3"), "--width was given, but {run} says that itself"),
-        (("{run}", "--data", "cifar10"), "--data was given, but {run} says that itself"),
-        (("mlp:3", "--average"), "--average was given, but mlp:3 is no run"),
-        (("mlp:20", "--int8"), "calibrated with data, but no data were named"),
-        (("mlp:3", "--input", "3"), "channels, height and width"),
-        (("mlp:3", "--input", "3x8"), "a shape is written as 3,32,32"),
-        (("mlp:3", "--data", "digits", "--input", "1,8,8"), "digits has a shape"),
-        (("mlp:3", "--data-folder", "x"), "--data-folder was given without --data"),
-        (("mlp:3", "--batch-size", "0"), "give 1 or more"),
-        (("mlp:3", "--output", "{here}/a.pt"), "which is a file. Name a folder"),
-        (("no_such_package:net",), "importing no_such_package fails"),
+        (("{run}", "--width", "3"), "--width is already set by {run}. Drop the option"),
+        (("{run}", "--data", "cifar10"), "--data is already set by {run}. Drop the option"),
+        (("mlp:3", "--average"), "--average needs a run, but mlp:3 is none"),
+        (
+            ("mlp:20", "--int8"),
+            "--int8 needs data for calibration, but there is none: no data given; use --data",
+        ),
+        (
+            ("mlp:3", "--input", "3"),
+            "--input must be channels, height and width, such as 3,224,224, got 3",
+        ),
+        (("mlp:3", "--input", "3x8"), "--input must be a shape such as 3,32,32, got '3x8'"),
+        (("mlp:3", "--data", "digits", "--input", "1,8,8"), "--input does not apply to digits"),
+        (("mlp:3", "--data-folder", "x"), "--data-folder needs --data"),
+        (("mlp:3", "--batch-size", "0"), "--batch-size must be at least 1, got 0"),
+        (("mlp:3", "--output", "{here}/a.pt"), "a.pt is a file. Name a folder"),
+        (("no_such_package:net",), "importing no_such_package failed"),
         (("own_networks:own",), "--input 3,32,32"),
-        (("own_networks:own", "--width", "3"), "own_networks:own makes the network"),
-        (("own_networks:own", "--input", "3,9"), "(2, 3, 9), but raises RuntimeError"),
-        (("own_networks:pair", "--input", "8"), "was to return one tensor, but returns tuple"),
+        (("own_networks:own", "--width", "3"), "--width does not apply to own_networks:own"),
+        (
+            ("own_networks:own", "--input", "3,9"),
+            "raised RuntimeError on a batch of shape (2, 3, 9)",
+        ),
+        (("own_networks:pair", "--input", "8"), "must return one tensor, got tuple"),
         (("own_networks:undecided", "--input", "8"), "was to be read by torch.fx, which failed"),
-        (("own_networks:double", "--input", "8"), "hold float32, but has torch.float64"),
+        (
+            ("own_networks:double", "--input", "8"),
+            "must have float32 weights and inputs, got torch.float64",
+        ),
         (("own_networks:scripted", "--input", "8"), "was to be read by torch.fx, which failed"),
-        (("own_networks:scores", "--data", "digits"), "was to tell the 10 classes of digits"),
+        (
+            ("own_networks:scores", "--data", "digits"),
+            "one output for each of the 10 classes of digits, got the shape (3,)",
+        ),
         (("mlp:20", "--against", "resnet51"), "ResNets of that depth are not defined"),
     ],
 )

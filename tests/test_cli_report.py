@@ -105,13 +105,19 @@ def test_a_damaged_run_among_others_is_left_out_with_a_note(
     ("arguments", "says"),
     [
         ([], "Missing argument 'RECORDS...'"),
-        (["missing"], "missing was to be reported, which does not exist. Name a folder of a run"),
-        (["empty"], "empty was to be reported, but there is nothing to report in it."),
-        (["notes.txt"], "notes.txt was to be reported, which is no record."),
-        (["runs/first/metrics.jsonl"], "which is no record. Name a folder of a run"),
-        (["runs", "-o", "no/page.html"], "there is no folder no. Make it first: mkdir -p no"),
-        (["runs", "-o", "empty"], "which is a folder. Name a file: empty/runs.html"),
-        (["runs", "-o", "page.pdf"], "page.pdf, which does not end in .html."),
+        (["missing"], "missing does not exist. Name the folder of a run"),
+        (["empty"], "empty contains no records. Name the folder of a run"),
+        (["notes.txt"], "notes.txt is not a record."),
+        (["runs/first/metrics.jsonl"], "metrics.jsonl is not a record. Name the folder of a run"),
+        (
+            ["runs", "-o", "no/page.html"],
+            "There is no folder no for the page. Create it: mkdir -p no",
+        ),
+        (
+            ["runs", "-o", "empty"],
+            "--output empty is a folder. Name a file, such as empty/runs.html",
+        ),
+        (["runs", "-o", "page.pdf"], "--output must end in .html, got page.pdf"),
     ],
 )
 def test_a_mistake_gets_one_line_and_exit_code_2(

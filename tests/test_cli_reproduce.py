@@ -40,11 +40,11 @@ def test_the_list_has_a_line_for_every_item(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "Name an ITEM, or all. See them: skipless reproduce --list"),
-        (["Table 5"], "There is no item 'Table 5'. Is it table5?"),
-        (["figure1", "xyz"], "There is no item 'xyz'. See all: skipless reproduce --list"),
-        (["table1", "--workers", "0"], "--workers 0 was given; give 1 to 1000."),
-        (["table1", "--seeds", "0"], "--seeds 0 was given; give 1 to 1000."),
+        ([], "Name an ITEM, or all. List them with: skipless reproduce --list"),
+        (["Table 5"], "There is no item 'Table 5'. Did you mean table5?"),
+        (["figure1", "xyz"], "There is no item 'xyz'. List all with: skipless reproduce --list"),
+        (["table1", "--workers", "0"], "--workers must be from 1 to 1000, got 0"),
+        (["table1", "--seeds", "0"], "--seeds must be from 1 to 1000, got 0"),
         (["table1", "--scale", "huge"], "'huge' is not one of"),
     ],
 )

@@ -46,6 +46,24 @@ def test_import_leaves_every_framework_alone() -> None:
     assert result.stdout.split() == ["found"]
 
 
+# What people wait for: help, figures and reports, which load neither torch nor matplotlib unasked.
+LIGHT = """
+import sys
+from skipless.cli import main
+from skipless.runs import configuration, kernels, outcome
+for command in ("solve", "plot", "check", "train", "deploy", "models", "data", "report"):
+    assert main([command, "--help"]) == 0
+assert main(["solve", "mlp:100"]) == 0
+assert kernels.report_runs([]).rows == []
+assert not {"torch", "matplotlib"} & set(sys.modules), sorted(sys.modules)
+"""
+
+
+def test_help_solving_and_reports_do_not_import_torch() -> None:
+    result = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("name", skipless.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(skipless, name) is not None

@@ -15,7 +15,6 @@ from skipless.core.solve import solve
 from skipless.paper import ITEMS
 from skipless.paper.scales import FULL, SCALES
 from skipless.runs.kernels import network_curve
-from skipless.runs.training import method_in
 
 SOURCE = paper_source()
 needs_source = pytest.mark.skipif(SOURCE is None, reason="the paper's source is not at hand")
@@ -64,7 +63,7 @@ def test_runs_are_distinct_and_have_a_method_that_takes_their_targets(scale):
         assert len({run.name for run in runs}) == len(runs) > 0, item.name
         assert item.cost(scale) == (len(runs), sum(run.configuration.epochs for run in runs))
         for run in runs:
-            method_in(run.configuration)
+            run.configuration.build_method()
 
 
 def test_the_full_scale_has_the_papers_settings():
@@ -108,7 +107,7 @@ def test_the_edge_of_chaos_of_tanh_has_the_papers_weights():
         for run in ITEMS["table5"].runs("smoke")
         if run.cell.column == "Tanh" and "EOC" in run.cell.row
     )
-    method = method_in(run.configuration)
+    method = run.configuration.build_method()
     assert method is not None
     solution = solve(Graph.chain(50), method, "tanh")
     assert solution.sigma_w == pytest.approx(1.302, abs=0.003)  # section 5.4

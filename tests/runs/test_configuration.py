@@ -1,11 +1,12 @@
 """Options of training come from files and the command line, and wrong ones are named."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skipless.runs.configuration import Configuration, from_file
+from skipless.runs.configuration import Configuration, parse_model, read_options
 
 
 def test_what_comes_later_counts(tmp_path: Path) -> None:
@@ -24,7 +25,7 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_every_kind_of_file_says_the_same(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(FILES[name])
-    found = Configuration.of(from_file(tmp_path / name))
+    found = Configuration.of(read_options(tmp_path / name))
     wanted = Configuration(model="resnet50", batch_size=32, lr=1.0, nesterov=True, method="tat")
     assert found == wanted
     assert isinstance(found.lr, float)
@@ -38,16 +39,16 @@ def test_all_options_survive_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"batchsize": 3}, "batchsize was given, which is no option of training. Is it batch_size"),
-        ({"qwertz": 3}, "The names are model, width"),
-        ({1: 2}, "1 was given, which is no option"),
-        ({"epochs": "many"}, "epochs = 'many' was given; it is a whole number"),
-        ({"epochs": 2.5}, "epochs = 2.5 was given"),
-        ({"epochs": True}, "epochs = True was given"),
-        ({"lr": "fast"}, "lr = 'fast' was given; it is a number or none"),
-        ({"clamp": 1}, "clamp = 1 was given; it is true or false"),
-        ({"optimizer": "adam"}, "it is 'sgd', 'lars', 'muon', 'adamw', 'soap'"),
-        ({"norm": "group"}, "it is 'none', 'batch', 'layer' or none"),
+        ({"batchsize": 3}, "batchsize is not an option of training. Did you mean batch_size?"),
+        ({"qwertz": 3}, "Options: model, width"),
+        ({1: 2}, "1 is not an option of training"),
+        ({"epochs": "many"}, "epochs must be an integer, got 'many'"),
+        ({"epochs": 2.5}, "epochs must be an integer, got 2.5"),
+        ({"epochs": True}, "epochs must be an integer, got True"),
+        ({"lr": "fast"}, "lr must be a number or none, got 'fast'"),
+        ({"clamp": 1}, "clamp must be true or false, got 1"),
+        ({"optimizer": "adam"}, "must be 'sgd', 'lars', 'muon', 'adamw', 'soap'"),
+        ({"norm": "group"}, "must be 'none', 'batch', 'layer' or none, got 'group'"),
     ],
 )
 def test_a_wrong_option_is_named(given: dict[Any, object], says: str) -> None:
@@ -59,11 +60,11 @@ def test_a_wrong_option_is_named(given: dict[Any, object], says: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("run.toml", "epochs 5", "cannot be read"),
-        ("run.yaml", "a: [", "cannot be read"),
-        ("run.yaml", "- 5", "has no names"),
-        ("run.txt", "epochs = 5", "none of .toml, .yaml, .yml and .json"),
-        ("run.toml", "epochs = '\udcff'", "cannot be read"),
+        ("run.toml", "epochs 5", "Cannot read"),
+        ("run.yaml", "a: [", "Cannot read"),
+        ("run.yaml", "- 5", "must map names to values"),
+        ("run.txt", "epochs = 5", "must end in .toml, .yaml, .yml or .json"),
+        ("run.toml", "epochs = '\udcff'", "Cannot read"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(
@@ -71,14 +72,70 @@ def test_a_file_that_cannot_be_read_is_named(
 ) -> None:
     (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=says) as raised:
-        from_file(tmp_path / name)
+        read_options(tmp_path / name)
     assert name in str(raised.value)
 
 
-def test_a_run_that_goes_on_keeps_what_it_was_started_with() -> None:
+def test_a_resumed_run_keeps_the_options_it_started_with() -> None:
     before = Configuration(lr=0.1, workers=2)
-    assert before.changed({"workers": 5, "lr": 0.1}) == Configuration(lr=0.1, workers=5)
-    with pytest.raises(ValueError, match=r"started with --lr 0.1, and 0.3 was asked for"):
-        before.changed({"lr": 0.3})
-    with pytest.raises(ValueError, match="started with the usual --lr"):
-        Configuration().changed({"lr": 0.3})
+    assert before.resume_with({"workers": 5, "lr": 0.1}) == Configuration(lr=0.1, workers=5)
+    with pytest.raises(
+        ValueError, match=r"Cannot resume with --lr 0\.3: the run started with --lr 0\.1\. Drop"
+    ):
+        before.resume_with({"lr": 0.3})
+    with pytest.raises(ValueError, match=r"--lr 0\.3: the run started with the default --lr"):
+        Configuration().resume_with({"lr": 0.3})
+
+
+# The configuration in a run.json of version 0.1, from before parts of it were declared elsewhere.
+OLD = json.loads("""
+{"model": "mlp:14", "width": 8.0, "shortcut_weight": null, "norm": null, "activation": null,
+"negative_slope": null, "method": null, "eta": null, "tau": null, "zeta": null, "sigma_b":
+null, "clamp": false, "dropout": 0.0, "distribution": "orthogonal", "delta": true, "data":
+"digits", "data_folder": null, "image_size": null, "train_size": null, "validation_size": null,
+"augment": null, "normalize": "sample", "optimizer": "kfac", "lr": null, "momentum": null,
+"nesterov": null, "l2": 0.0, "kfac_preset": "cifar10", "kfac_damping": null,
+"kfac_norm_constraint": null, "kfac_curvature_ema": 0.99, "kfac_curvature_period": 1,
+"kfac_inverse_period": 50, "kfac_burn_in": 1, "kfac_fisher": "sampled", "kfac_input_stride": 1,
+"kfac_spread_inverses": false, "kfac_eigenbasis": false, "schedule": "step", "marks":
+"1/2,0.75", "warmup": null, "epochs": 90, "steps": 6, "batch_size": 128, "classes_per_batch":
+null, "accumulate": 1, "label_smoothing": 0.1, "teacher": null, "teacher_weight": 0.9,
+"teacher_temperature": 4.0, "clip": null, "average": null, "precision": "float32",
+"channels_last": null, "compile": false, "device": "cpu", "threads": null, "workers": null,
+"seed": 3, "log_every": 1, "evaluate_every": 1, "checkpoint_every": 3, "keep": 3}
+""")
+
+
+def test_an_old_run_json_is_read_and_written_with_the_same_names_and_values() -> None:
+    found = Configuration.of(OLD)
+    assert (found.model, found.marks, found.mark_fractions) == ("mlp:14", "1/2,0.75", (0.5, 0.75))
+    assert (found.kfac.burn_in, found.seed, found.checkpoint_every) == (1, 3, 3)
+    assert found.as_mapping() == OLD
+    assert found.resume_with({"keep": 5}).as_mapping() == OLD | {"keep": 5}
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("mlp:100", "network"),
+        ("mlp:x", "network"),
+        ("wide_resnet16", "network"),
+        ("vgg", "network"),  # of which an error says that there is none
+        ("my_package.models:resnet", "factory"),
+        ("zoo.py:net", "factory"),
+        ("runs/first", "run"),
+        ("weights.pt", "run"),
+        ("", "run"),
+        ("there", "run"),
+        ("resnet50", "run"),  # a folder with a run.json, here
+    ],
+)
+def test_a_model_is_a_network_a_factory_or_a_run(
+    text: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("there", "resnet50", "resnet18"):
+        Path(name).mkdir()
+    Path("resnet50/run.json").touch()
+    assert parse_model(text) == kind
+    assert parse_model("resnet18") == "network"  # a folder without one

@@ -10,18 +10,18 @@ import torch
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from skipless.runs import deploy
-from skipless.runs.candidates import Candidate, candidate, peer
+from skipless.runs.candidates import Candidate, baseline, load_candidate
 from skipless.runs.deploy import (
+    BASELINE,
     FOLDED,
     INT8,
     ORIGINAL,
-    PEER,
     Accuracy,
     Deployment,
-    Figures,
-    Prepared,
-    accuracies,
+    FileMetrics,
+    PreparedData,
     deployment_section,
+    measure_accuracy,
 )
 from skipless.train.arrays import ArraySplit
 from skipless.train.data import Data, load_data
@@ -30,8 +30,8 @@ from skipless.train.images import ImageSplit
 MEBIBYTE = 2**20
 
 
-def figures(name: str, *, peak: int | None, latency: float, disk: int = MEBIBYTE) -> Figures:
-    return Figures(
+def figures(name: str, *, peak: int | None, latency: float, disk: int = MEBIBYTE) -> FileMetrics:
+    return FileMetrics(
         name, 1000, {"Conv": 1}, disk, {1: latency}, 5000, peak, peak, best_order=peak is not None
     )
 
@@ -45,7 +45,7 @@ REPORTED = Deployment(
         ORIGINAL: figures("as it is", peak=3_000_000, latency=0.004),
         FOLDED: figures("folded", peak=3_000_000, latency=0.002, disk=1500),
         INT8: figures("INT8", peak=None, latency=0.001),
-        PEER: figures("peer", peak=4_000_000, latency=0.003),
+        BASELINE: figures("peer", peak=4_000_000, latency=0.003),
     },
     (),
     2e-6,
@@ -87,22 +87,25 @@ def test_cells_are_the_figures_of_their_columns() -> None:
 
 def test_every_verdict_turns_with_what_it_is_about() -> None:
     assert set(verdicts(REPORTED).values()) == {True}
-    off = changed(PEER, measured_peak_memory=4_050_000)
+    off = changed(BASELINE, measured_peak_memory=4_050_000)
     assert holds(off, "computed peak") is False
-    assert holds(changed(PEER, measured_peak_memory=4_030_000), "computed peak") is True
+    assert holds(changed(BASELINE, measured_peak_memory=4_030_000), "computed peak") is True
     assert holds(changed(FOLDED, measured_peak_memory=2_900_000), "computed peak") is False
     assert holds(changed(FOLDED, peak_memory=5_000_000), "less activation memory") is False
-    assert holds(replace(REPORTED, difference=2e-4), "gives what the network gives") is False
+    assert holds(replace(REPORTED, difference=2e-4), "reproduces the network's outputs") is False
     assert holds(replace(REPORTED, remaining=("2 reads 1 plus 3",)), "are folded") is False
     worse = {**REPORTED.accuracy, INT8: Accuracy(0.885, 0.95, 200)}
     assert holds(replace(REPORTED, accuracy=worse), "INT8 loses") is False
 
 
 def test_an_order_that_was_not_searched_is_told_of_whichever_file_it_is() -> None:
-    for kind in (FOLDED, PEER):
+    for kind in (FOLDED, BASELINE):
         found = deployment_section(changed(kind, best_order=False)).verdicts
         told = " ".join(verdict.evidence for verdict in found)
-        assert f"too many to search: {REPORTED.figures[kind].name}." in told
+        assert (
+            f"Too many orders to search, so the file's own is used: {REPORTED.figures[kind].name}."
+            in told
+        )
     assert "search" not in " ".join(v.evidence for v in deployment_section(REPORTED).verdicts)
 
 
@@ -138,11 +141,11 @@ def test_accuracy_is_against_labels_and_agreement_against_the_first_file(tmp_pat
     }
     split = hot([0, 1, 2, 2, 2], labels=[0, 0, 2, 2, 1])
     data = Data("hot", 3, (3, 1, 1), split, split)
-    found = accuracies(paths, Prepared(data, None))
+    found = measure_accuracy(paths, PreparedData(data, None))
     assert found["first"] == Accuracy(3 / 5, 1.0, 5)
     assert found["second"] == Accuracy(3 / 5, 3 / 5, 5)
     # With places rolled before they are read, the second file answers 0 -> 0, 1 -> 2, 2 -> 1.
-    rolled = accuracies(paths, Prepared(data, lambda images: images.roll(1, 1)))
+    rolled = measure_accuracy(paths, PreparedData(data, lambda images: images.roll(1, 1)))
     assert rolled["second"].top1 == 2 / 5
 
 
@@ -151,15 +154,15 @@ def test_calibration_is_on_training_samples_no_more_than_asked_for(
 ) -> None:
     monkeypatch.setattr(deploy, "_CALIBRATION", 40)
     train, validation = hot([0] * 90, labels=[0] * 90), hot([1] * 90, labels=[1] * 90)
-    batches = list(Prepared(Data("hot", 3, (3, 1, 1), train, validation), None).calibration())
+    batches = list(PreparedData(Data("hot", 3, (3, 1, 1), train, validation), None).calibration())
     assert sum(map(len, batches)) == 40
     assert all((batch[:, 0] == 1.0).all() for batch in batches)
 
 
 def test_the_batch_norm_network_beside_has_the_same_classes_width_and_samples() -> None:
     given = {"width": 1.0, "method": "tat", "eta": 0.6}
-    own = candidate("wide_resnet10", given, (4, 16, 8))
-    other = peer(own, None)
+    own = load_candidate("wide_resnet10", given, (4, 16, 8))
+    other = baseline(own, None)
     assert isinstance(other, Candidate)
     shapes = [
         {name: p.shape for name, p in c.model.named_parameters() if name.startswith("fc.weight")}
@@ -170,7 +173,7 @@ def test_the_batch_norm_network_beside_has_the_same_classes_width_and_samples() 
 
 
 def test_a_network_normalised_per_location_reads_one_channel_more() -> None:
-    found = candidate("mlp:3", {"method": "eoc", "data": "digits", "normalize": "location"})
+    found = load_candidate("mlp:3", {"method": "eoc", "data": "digits", "normalize": "location"})
     assert found.shape == (2, 8, 8)
     assert found.model(found.examples(3)).shape == (3, 10)
     assert found.preparation.endswith("then normalised per location")
@@ -178,21 +181,21 @@ def test_a_network_normalised_per_location_reads_one_channel_more() -> None:
 
 def test_the_mean_and_deviation_are_told_of_parts_of_data_and_of_image_files_too() -> None:
     whole, part = (
-        candidate("mlp:3", {"method": "eoc", "data": "digits", **some}).preparation
+        load_candidate("mlp:3", {"method": "eoc", "data": "digits", **some}).preparation
         for some in ({}, {"train_size": 100})
     )
     assert whole == part
-    assert "less the mean" in whole
+    assert "minus the mean" in whole
     split = ImageSplit(source=None, labels=np.zeros(1, np.int64))  # pyright: ignore
     data = Data("imagefolder:x", 10, (3, 224, 224), split, split)
-    told = replace(candidate("mlp:3", {"method": "eoc"}), data=data).preparation
+    told = replace(load_candidate("mlp:3", {"method": "eoc"}), data=data).preparation
     # 0.485, 0.456, 0.406 and 0.229, 0.224, 0.225, of bytes.
-    assert "mean 123.675, 116.28, 103.53, over the deviation 58.395, 57.12, 57.375" in told
+    assert "mean 123.675, 116.28, 103.53, divided by 58.395, 57.12, 57.375" in told
 
 
 def test_samples_are_prepared_as_in_training() -> None:
     from skipless.torch import normalize_per_sample
 
-    found = candidate("mlp:3", {"method": "eoc", "data": "digits"})
+    found = load_candidate("mlp:3", {"method": "eoc", "data": "digits"})
     images, _ = load_data("digits").validation.load([0, 1, 2], None)
     torch.testing.assert_close(found.examples(3), normalize_per_sample(images))

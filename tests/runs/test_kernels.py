@@ -10,7 +10,7 @@ from skipless.core.solution import TAT
 from skipless.models import create_model
 from skipless.record import Json, Record
 from skipless.runs.configuration import Configuration
-from skipless.runs.kernels import network_curve, reported
+from skipless.runs.kernels import network_curve, report_runs
 
 MLP = Configuration(model="mlp:14", method="tat", eta=0.8)
 
@@ -45,24 +45,24 @@ def test_the_map_is_that_of_the_network_in_its_width(
 
 def test_a_network_that_was_not_shaped_has_none() -> None:
     assert network_curve(Configuration(model="resnet18")) is None
-    assert reported([record(Configuration(model="resnet18"), None)]).charts == []
+    assert report_runs([record(Configuration(model="resnet18"), None)]).charts == []
 
 
 def test_runs_whose_data_is_gone_keep_their_c_maps() -> None:
     gone = replace(MLP, data="imagefolder:/no/such", width=4096.0)
-    assert [chart.title for chart in reported([record(gone, {})]).charts] == [
+    assert [chart.title for chart in report_runs([record(gone, {})]).charts] == [
         "From input to output",
         "Layer by layer",
     ]
 
 
 def test_options_that_this_version_does_not_know_change_no_c_map() -> None:
-    assert len(reported([record(MLP, {}, colour="red", lr="fast")]).charts) == 2
+    assert len(report_runs([record(MLP, {}, colour="red", lr="fast")]).charts) == 2
 
 
 @pytest.mark.parametrize(("name", "value"), [("model", "vgg16"), ("eta", "high")])
 def test_a_network_that_this_version_does_not_know_is_a_warning(name: str, value: str) -> None:
     with pytest.warns(UserWarning, match=rf"the report has no C maps of run: .*{value}"):
-        section = reported([record(MLP, {}, **{name: value})])
+        section = report_runs([record(MLP, {}, **{name: value})])
     assert section.charts == []
     assert len(section.rows) == 1

@@ -16,7 +16,7 @@ import pytest
 from skipless.record import Json, Record
 from skipless.runs import search
 from skipless.runs.configuration import Configuration
-from skipless.runs.search import Place, searched
+from skipless.runs.search import Place, run_all
 from skipless.train.engine import Engine
 
 TINY = Configuration(
@@ -37,7 +37,7 @@ import sys, time
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_search import LONG, TINY, Engine, Place, searched
+from test_search import LONG, TINY, Engine, Place, run_all
 
 step = Engine._train_step
 
@@ -49,7 +49,7 @@ def step_and_wait(engine, *given):
 Engine._train_step = step_and_wait  # so that a long run does not end before it is killed
 if __name__ == "__main__":
     place = Place(Path({folder!r}), workers={workers})
-    found = searched("study", dict({runs}), place, seconds_until_dead={seconds})
+    found = run_all("study", dict({runs}), place, seconds_until_dead={seconds})
     told = sorted((name, outcome.top1) for name, outcome in found.items())
     # In one piece, as two processes may print at once.
     print(str(told) + chr(10), end="", flush=True)
@@ -102,7 +102,7 @@ def rows(folder: Path, up_to: int) -> list[dict[str, Json]]:
 
 def test_what_comes_back_is_what_training_left_on_disk(place: Place) -> None:
     runs = {"slow": TINY, "fast": replace(TINY, lr=0.1)}
-    found = searched("study", runs, place)
+    found = run_all("study", runs, place)
     assert list(found) == ["slow", "fast"]
     for name, configuration in runs.items():
         record = Record.read(place.run(configuration))
@@ -129,11 +129,11 @@ def test_a_search_that_was_stopped_goes_on_and_repeats_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(Engine, "_train_step", stop_at_step_5)
         with pytest.raises(InterruptedError, match="study was stopped after 1 of 2 runs"):
-            searched("study", runs, place)
+            run_all("study", runs, place)
     half = rows(place.run(runs["b"]), 9)
     assert len(half) == 5
     # The time that others wait for a worker that died is longer than any test.
-    found = searched("study", runs, place, seconds_until_dead=10**6)
+    found = run_all("study", runs, place, seconds_until_dead=10**6)
     assert not found["b"].diverged
     assert starts(Record.read(place.run(runs["a"]))) == 1
     assert starts(Record.read(place.run(runs["b"]))) == 2
@@ -142,25 +142,25 @@ def test_a_search_that_was_stopped_goes_on_and_repeats_nothing(
 
 
 def test_a_run_that_two_studies_need_is_trained_once(place: Place) -> None:
-    first = searched("one", {"mine": TINY}, place)
-    second = searched("two", {"yours": replace(TINY, keep=1, log_every=5)}, place)
+    first = run_all("one", {"mine": TINY}, place)
+    second = run_all("two", {"yours": replace(TINY, keep=1, log_every=5)}, place)
     assert first["mine"] == second["yours"]
     assert [starts(record) for record in runs_in(place)] == [1]
 
 
 def test_a_run_of_another_kind_is_another_run_and_another_study(place: Place) -> None:
-    searched("study", {"mine": TINY}, place)
-    searched("study", {"mine": replace(TINY, seed=1)}, place)
+    run_all("study", {"mine": TINY}, place)
+    run_all("study", {"mine": replace(TINY, seed=1)}, place)
     assert [starts(record) for record in runs_in(place)] == [1, 1]
 
 
 def test_divergence_is_an_outcome(place: Place) -> None:
     runs = {"bad": replace(TINY, lr=1e30, steps=20), "good": TINY}
-    found = searched("study", runs, place)
+    found = run_all("study", runs, place)
     assert (found["bad"].diverged, found["good"].diverged) == (True, False)
     assert found["bad"].top1 is None
     assert found["good"].top1 is not None
-    assert searched("study", runs, place) == found
+    assert run_all("study", runs, place) == found
     assert [starts(record) for record in runs_in(place)] == [1, 1]
 
 
@@ -179,9 +179,9 @@ def test_an_error_is_told_once_and_its_run_is_tried_again_next_time(
     with monkeypatch.context() as patched:
         patched.setattr(search, "train", broken)
         with pytest.raises(FileNotFoundError, match=r"^The data is not there. Fetch it.$"):
-            searched("study", runs, place)
+            run_all("study", runs, place)
     assert tried == [0, 1]
-    assert list(searched("study", runs, place)) == ["a", "b", "c"]
+    assert list(run_all("study", runs, place)) == ["a", "b", "c"]
     assert [starts(record) for record in runs_in(place)] == [1, 1, 1]
 
 
@@ -219,10 +219,10 @@ def test_the_run_of_a_worker_that_was_killed_is_taken_up_by_another(
 def test_workers_that_are_all_gone_are_an_error(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "_process", lost)
+    monkeypatch.setattr(search, "_run_worker", lost)
     runs = {"a": TINY, "b": replace(TINY, seed=1)}
     with pytest.raises(ChildProcessError, match=r"All 2 workers .* after 0 of 2 runs"):
-        searched("study", runs, replace(place, workers=2))
+        run_all("study", runs, replace(place, workers=2))
 
 
 def lost(*_: object) -> None:
@@ -250,12 +250,12 @@ def test_all_processes_of_torchrun_train_each_run_together(
 
 
 def test_mistakes_with_the_place_say_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="0 workers were asked for; give 1 or more"):
+    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
         Place(tmp_path, workers=0)
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"were to go to .*, which cannot be made: .* Name another"):
-        searched("study", {"a": TINY}, Place(tmp_path / "file" / "out"))
+    with pytest.raises(OSError, match=r"Cannot create the folder .*: .* Name another"):
+        run_all("study", {"a": TINY}, Place(tmp_path / "file" / "out"))
 
 
 def test_a_search_for_nothing_finds_nothing(place: Place) -> None:
-    assert searched("study", {}, place) == {}
+    assert run_all("study", {}, place) == {}

@@ -201,12 +201,24 @@ def test_nothing_is_taken_when_another_worker_was_quicker(
 @pytest.mark.parametrize(
     ("url", "error", "said"),
     [
-        ("nonsense", ValueError, "kept in nonsense, which does not do: .* none for a file"),
+        ("nonsense", ValueError, "Cannot keep the study in nonsense: .* none for a file"),
         ("oracel://host/name", ValueError, "oracel"),
-        ("postgresql//me:secret@host/name", ValueError, "me:[*]+@host/name, which does not do"),
-        ("postgresql://me:secret@host:port/name", ValueError, "me:[*]+@.* which does not do"),
+        (
+            "postgresql//me:secret@host/name",
+            ValueError,
+            "Cannot keep the study in .*me:[*]+@host/name: ",
+        ),
+        (
+            "postgresql://me:secret@host:port/name",
+            ValueError,
+            "Cannot keep the study in .*me:[*]+@",
+        ),
         ("postgresql+pg8000://me:secret@host/name", ImportError, "me:[*]+@.* pg8000.* Install it"),
-        ("sqlite:////nowhere/at/all.db", OSError, "all.db cannot be reached: .* start again"),
+        (
+            "sqlite:////nowhere/at/all.db",
+            OSError,
+            "Cannot reach the study in .*all.db: .* and rerun",
+        ),
     ],
 )
 def test_a_data_base_that_cannot_be_used_is_an_error_that_says_what_to_do(
@@ -220,5 +232,5 @@ def test_a_data_base_that_cannot_be_used_is_an_error_that_says_what_to_do(
 
 
 def test_a_search_does_not_take_workers_for_dead_at_once() -> None:
-    with pytest.raises(ValueError, match="Give 2 or more"):
+    with pytest.raises(ValueError, match="seconds_until_dead must be at least 2, got 1"):
         SharedStudy("study", ["a"], "sqlite://", 1)

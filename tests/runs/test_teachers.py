@@ -17,10 +17,10 @@ from skipless.cli import main
 from skipless.paper import ITEMS
 from skipless.paper.reproduce import run_item
 from skipless.record import Record
-from skipless.runs.candidates import candidate
+from skipless.runs.candidates import load_candidate
 from skipless.runs.configuration import Configuration
 from skipless.runs.search import Place
-from skipless.runs.training import assembled, rehearsed, train
+from skipless.runs.training import build_run, dry_run, train
 from skipless.train.batches import Batches
 from skipless.train.checkpoint import Checkpoints
 from skipless.train.engine import evaluate
@@ -76,7 +76,7 @@ def losses(folder: Path) -> list[float]:
 def test_the_teacher_is_the_network_that_its_run_evaluated(
     teacher: Path, place: str, kind: str, step: int
 ) -> None:
-    parts = assembled(taught_by(teacher / place), Process())
+    parts = build_run(taught_by(teacher / place), Process())
     assert parts.teacher is not None
     batches = Batches(parts.data.validation, 90, normalize=parts.normalize).in_order()
     found = evaluate(parts.teacher.network, batches, Process(), lambda net, x: net(x))
@@ -89,7 +89,7 @@ def test_the_teacher_is_the_network_that_its_run_evaluated(
 
 def refused(given: Configuration, message: str) -> None:
     with pytest.raises((ValueError, OSError), match=message) as error:
-        assembled(given, Process())
+        build_run(given, Process())
     assert "\n" not in str(error.value)
 
 
@@ -98,7 +98,7 @@ def test_a_teacher_that_is_none_is_named_with_what_to_give(copied: Path, tmp_pat
     (tmp_path / "empty").mkdir()
     refused(taught_by(tmp_path / "empty"), r"--teacher: .*it has no checkpoint. Name")
     refused(replace(STUDENT, teacher=""), r"--teacher: .* but '' was given. Name")
-    refused(replace(STUDENT, teacher=None), r"--teacher-weight was given without a teacher")
+    refused(replace(STUDENT, teacher=None), r"--teacher-weight needs a trained network: --teacher")
     newest = copied / "checkpoints" / "step-00000028"
     refused(taught_by(copied / "metrics.jsonl"), r"metrics.jsonl, which is none")
     (newest / "average.safetensors").write_bytes(b"damaged")
@@ -113,11 +113,11 @@ def test_a_teacher_that_is_none_is_named_with_what_to_give(copied: Path, tmp_pat
     ("text", "message"),
     [
         ("{", "is damaged: "),
-        ('{"configuration": null}', "does not say how its network is made"),
-        ('{"configuration": {"lr": 0.1}}', "does not say how its network is made"),
-        ('{"configuration": {"model": 3}}', "is damaged: model = 3 was given"),
+        ('{"configuration": null}', "has no configuration with a model"),
+        ('{"configuration": {"lr": 0.1}}', "has no configuration with a model"),
+        ('{"configuration": {"model": 3}}', "is damaged: model must be a string, got 3"),
         ('{"configuration": {"model": "vgg"}}', "is damaged: The model 'vgg' was asked for"),
-        ('{"configuration": {"model": "mlp:3", "activation": "odd"}}', "is that of another netw"),
+        ('{"configuration": {"model": "mlp:3", "activation": "odd"}}', "describes another netw"),
     ],
 )
 def test_a_damaged_run_json_is_named_whether_it_is_to_teach_or_to_be_deployed(
@@ -126,15 +126,18 @@ def test_a_damaged_run_json_is_named_whether_it_is_to_teach_or_to_be_deployed(
     (copied / "run.json").write_text(text)
     refused(taught_by(copied), rf"copied/run.json {message}.*(Restore it|Name another)")
     with pytest.raises(ValueError, match=r"copied/run.json .*Restore it"):
-        candidate(str(copied), {})
+        load_candidate(str(copied), {})
 
 
 def test_options_of_another_version_are_left_out_with_a_note(copied: Path) -> None:
     run = json.loads((copied / "run.json").read_text())
     run["configuration"]["of_tomorrow"] = 1
     (copied / "run.json").write_text(json.dumps(run))
-    with pytest.warns(UserWarning, match=r"copied/run.json has options .* left out: of_tomorrow"):
-        assert assembled(taught_by(copied), Process()).teacher is not None
+    with pytest.warns(
+        UserWarning,
+        match=r"copied/run.json has options of another version, which are ignored: of_tomorrow",
+    ):
+        assert build_run(taught_by(copied), Process()).teacher is not None
 
 
 @pytest.mark.parametrize("place", ["nothing", "empty", "metrics.jsonl", "step-00000028", ""])
@@ -146,8 +149,8 @@ def test_what_is_no_run_is_refused_alike_as_teacher_and_for_deployment(
     named = str(copied / place) if place else ""
     errors = []
     for use in (
-        lambda: assembled(replace(STUDENT, teacher=named), Process()),
-        lambda: candidate(named, {}),
+        lambda: build_run(replace(STUDENT, teacher=named), Process()),
+        lambda: load_candidate(named, {}),
     ):
         with pytest.raises((ValueError, OSError)) as caught:
             use()
@@ -160,19 +163,22 @@ def test_what_is_no_run_is_refused_alike_as_teacher_and_for_deployment(
 
 
 def test_a_teacher_of_other_images_or_classes_is_refused(teacher: Path, copied: Path) -> None:
-    refused(taught_by(teacher, data="synthetic:1x8x8:7"), r"knows classes 10, and .* has 7")
-    refused(taught_by(teacher, image_size=4), r"images of shape \[1, 8, 8\], .* has \[1, 4, 4\]")
-    refused(taught_by(teacher, normalize="dataset"), r"--normalize sample, .* has dataset")
+    refused(
+        taught_by(teacher, data="synthetic:1x8x8:7"),
+        r"same number of classes: 10 for the teacher in .*, 7 for the student",
+    )
+    refused(taught_by(teacher, image_size=4), r"image shape: \[1, 8, 8\] .*, \[1, 4, 4\] for")
+    refused(taught_by(teacher, normalize="dataset"), r"same --normalize: sample .*, dataset for")
     run = json.loads((copied / "run.json").read_text())  # as an older version wrote it
     older = {k: v for k, v in run.items() if k not in ("shape", "classes", "teacher")}
     (copied / "run.json").write_text(json.dumps(older))
-    assert assembled(taught_by(copied), Process()).teacher is not None
+    assert build_run(taught_by(copied), Process()).teacher is not None
     refused(taught_by(copied, data="synthetic:1x8x8:7"), r"does not fit these images and classes")
 
 
 def test_a_teacher_of_other_data_is_worth_a_note(teacher: Path) -> None:
-    with pytest.warns(UserWarning, match=r"was trained on digits, .* synthetic:1x8x8"):
-        assembled(taught_by(teacher, data="synthetic:1x8x8:10:100"), Process())
+    with pytest.warns(UserWarning, match=r"was trained on digits, the student on synthetic:1x8x8"):
+        build_run(taught_by(teacher, data="synthetic:1x8x8:10:100"), Process())
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "kfac"])
@@ -187,7 +193,7 @@ def test_a_taught_run_that_goes_on_is_the_same_and_its_teacher_may_have_moved(
     shutil.rmtree(copied)
     with pytest.raises(FileNotFoundError, match=r"--teacher: .*copied, which is not there"):
         train(given, cut, resume=True, progress=False)
-    moved = given.changed({"teacher": str(teacher)})
+    moved = given.resume_with({"teacher": str(teacher)})
     train(moved, cut, resume=True, progress=False)
     assert curve(cut) == curve(whole)
     origin = Record.read(cut).run["teacher"]
@@ -209,23 +215,27 @@ def test_a_run_does_not_go_on_with_another_teacher(
 ) -> None:
     given = taught_by(teacher)
     train(given, tmp_path / "run", progress=False)
-    other = given.changed({"teacher": str(copied / "checkpoints" / "step-00000014")})
-    with pytest.raises(ValueError, match=r"teacher of step 28 of .* another one: step 14 of"):
+    other = given.resume_with({"teacher": str(copied / "checkpoints" / "step-00000014")})
+    with pytest.raises(
+        ValueError, match=r"started with step 28 of .* as its teacher, got step 14 of"
+    ):
         train(other, tmp_path / "run", resume=True, progress=False)
     untaught = replace(STUDENT, teacher_weight=0.9, teacher_temperature=4.0)
-    with pytest.raises(ValueError, match=r"started with the usual --teacher"):
-        untaught.changed({"teacher": str(teacher)})
-    with pytest.raises(ValueError, match=r"would go on with another one: none"):
+    with pytest.raises(ValueError, match=r"started with the default --teacher"):
+        untaught.resume_with({"teacher": str(teacher)})
+    with pytest.raises(ValueError, match=r"as its teacher, got none"):
         train(untaught, tmp_path / "run", resume=True, progress=False)
-    with pytest.raises(ValueError, match=r"--teacher-weight 0\.7"):
-        given.changed({"teacher_weight": 0.5})
+    with pytest.raises(
+        ValueError, match=r"--teacher-weight 0\.5: the run started with --teacher-weight 0\.7"
+    ):
+        given.resume_with({"teacher_weight": 0.5})
 
 
 def test_a_dry_run_tells_the_memory_of_the_teacher(
     teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = taught_by(teacher, batch_size=1440, accumulate=2)
-    parts, memory = rehearsed(given)
+    parts, memory = dry_run(given)
     assert parts.teacher is not None
     own = [*parts.teacher.network.parameters(), *parts.teacher.network.buffers()]
     weights = sum(t.numel() * t.element_size() for t in own)
@@ -292,7 +302,7 @@ def test_the_seeds_of_random_numbers_are_those_of_a_run_without_a_teacher(
     """Making the teacher's network draws numbers, of which the student's must not depend."""
     alone = replace(STUDENT, teacher_weight=0.9, teacher_temperature=4.0, dropout=0.5)
     weights = [
-        torch.cat([p.detach().flatten() for p in assembled(given, Process()).model.parameters()])
+        torch.cat([p.detach().flatten() for p in build_run(given, Process()).model.parameters()])
         for given in (alone, taught_by(teacher, dropout=0.5))
     ]
     assert torch.equal(*weights)

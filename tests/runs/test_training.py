@@ -8,15 +8,15 @@ import torch
 from PIL import Image
 
 from skipless.record import Record
-from skipless.runs.configuration import CHANGEABLE, Configuration
-from skipless.runs.training import assembled, train
+from skipless.runs.configuration import Configuration, options
+from skipless.runs.training import build_run, train
 from skipless.train.process import Process, cores
 from skipless.train.settings import Settings
 
 SMALL = Configuration(model="mlp:14", width=8, norm="batch", steps=3, device="cpu")
 
 
-def test_what_the_engine_can_be_told_it_is_told() -> None:
+def test_every_setting_reaches_the_engine() -> None:
     other = {
         "epochs": 3, "batch_size": 24, "steps": 5, "schedule": "step", "marks": "75/200, 0.75",
         "warmup": 0.5,
@@ -26,34 +26,27 @@ def test_what_the_engine_can_be_told_it_is_told() -> None:
     }  # fmt: skip
     assert other.keys() == {own.name for own in fields(Settings)}
     given = Configuration.of(SMALL.as_mapping(), other)
-    told = replace(Settings(), **{**other, "marks": (0.375, 0.75)})
-    assert assembled(given, Process()).settings == told
-
-
-def test_usual_values_of_engine_and_command_line_are_the_same() -> None:
-    usual = Configuration()
-    for own in fields(Settings):
-        if own.name == "marks":
-            assert assembled(SMALL, Process()).settings.marks == own.default == (4 / 9, 7 / 9)
-        elif own.name not in ("channels_last", "workers"):  # which network and data decide
-            assert getattr(usual, own.name) == own.default
+    settings = build_run(given, Process()).settings
+    assert {name: getattr(settings, name) for name in other} == other
+    assert settings.mark_fractions == (0.375, 0.75)
+    assert build_run(SMALL, Process()).settings.mark_fractions == (4 / 9, 7 / 9)
 
 
 @pytest.mark.parametrize("marks", ["half", "1/0", "", "0.5,", "0.7,0.3", "0,0.5", "1.5"])
 def test_marks_that_are_no_rising_fractions_are_refused(marks: str, tmp_path: Path) -> None:
     given = replace(SMALL, schedule="step", marks=marks)
-    with pytest.raises(ValueError, match=r"--marks|fall at"):
+    with pytest.raises(ValueError, match=r"marks must be fractions|fall at|marks must"):
         train(given, tmp_path / "run", progress=False)
 
 
 def test_marks_belong_to_the_step_schedule() -> None:
-    with pytest.raises(ValueError, match="the schedule is cosine"):
-        assembled(replace(SMALL, marks="0.5"), Process())
+    with pytest.raises(ValueError, match=r"the schedule is cosine\. Drop --marks 0\.5"):
+        replace(SMALL, marks="0.5")
 
 
 def test_data_is_as_small_as_asked_for() -> None:
     given = replace(SMALL, model="wide_resnet10", width=1.0, train_size=30, validation_size=7)
-    parts = assembled(replace(given, image_size=4), Process())
+    parts = build_run(replace(given, image_size=4), Process())
     assert (len(parts.data.train), len(parts.data.validation)) == (30, 7)
     assert parts.data.shape == (1, 4, 4)
 
@@ -62,7 +55,7 @@ def test_all_of_a_kernel_is_drawn_without_delta() -> None:
     given = replace(SMALL, model="wide_resnet10", width=1.0, distribution="gaussian")
     for delta, drawn in ((True, 1), (False, 9)):
         weight = next(
-            p for p in assembled(replace(given, delta=delta), Process()).model.parameters()
+            p for p in build_run(replace(given, delta=delta), Process()).model.parameters()
             if p.dim() == 4 and p.shape[2:] == (3, 3)
         )  # fmt: skip
         assert int((weight != 0).any(dim=(0, 1)).sum()) == drawn
@@ -71,7 +64,7 @@ def test_all_of_a_kernel_is_drawn_without_delta() -> None:
 def test_convolutions_are_laid_out_channels_last_and_others_are_not() -> None:
     for model, width, wanted in (("wide_resnet10", 1.0, True), ("mlp:14", 8.0, False)):
         given = replace(SMALL, model=model, width=width)
-        parts = assembled(given, Process())
+        parts = build_run(given, Process())
         assert parts.settings.channels_last is wanted
         weights = [p for p in parts.model.parameters() if p.dim() == 4 and p.shape[2] > 1]
         assert all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
@@ -80,10 +73,10 @@ def test_convolutions_are_laid_out_channels_last_and_others_are_not() -> None:
 def test_a_layout_that_pytorch_gets_wrong_on_cpus_is_not_taken() -> None:
     # Conv2d(4, 8, 1, stride=2), channels last: the backward pass corrupts memory.
     given = replace(SMALL, model="resnet18", width=0.0625)
-    assert not assembled(given, Process()).settings.channels_last
-    assert assembled(replace(given, width=0.125), Process()).settings.channels_last
-    with pytest.raises(ValueError, match="1x1 convolutions with a stride"):
-        assembled(replace(given, channels_last=True), Process())
+    assert not build_run(given, Process()).settings.channels_last
+    assert build_run(replace(given, width=0.125), Process()).settings.channels_last
+    with pytest.raises(ValueError, match="strided 1x1 convolutions with fewer than 8 inputs"):
+        build_run(replace(given, channels_last=True), Process())
 
 
 def test_image_files_are_decoded_by_workers(
@@ -94,19 +87,19 @@ def test_image_files_are_decoded_by_workers(
             (tmp_path / part / label).mkdir(parents=True)
             Image.new("RGB", (40, 40)).save(tmp_path / part / label / "0.jpg")
     given = replace(SMALL, data=f"imagefolder:{tmp_path}", image_size=8, batch_size=2)
-    assert assembled(given, Process()).settings.workers == max(1, cores() - 1)
+    assert build_run(given, Process()).settings.workers == max(1, cores() - 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
-    assert assembled(given, Process()).settings.workers == 1
-    assert assembled(SMALL, Process()).settings.workers == 0
+    assert build_run(given, Process()).settings.workers == 1
+    assert build_run(SMALL, Process()).settings.workers == 0
 
 
-@pytest.mark.parametrize("name", CHANGEABLE)
-def test_what_does_not_change_the_numbers_may_change(name: str) -> None:
+def test_options_that_do_not_change_the_numbers_may_change_on_resuming() -> None:
     values = {"data_folder": "x", "workers": 2, "device": "cuda", "keep": 9, "checkpoint_every": 4}
-    assert getattr(SMALL.changed({name: values[name]}), name) == values[name]
+    assert values.keys() == {name for name, own in options().items() if own.resumable}
+    assert SMALL.resume_with(values) == replace(SMALL, **values)
 
 
-def test_a_run_that_goes_on_remembers_how_it_was_started(tmp_path: Path) -> None:
+def test_a_resumed_run_remembers_its_earlier_starts(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(SMALL, folder, progress=False)
     train(replace(SMALL, keep=7), folder, resume=True, progress=False)
@@ -118,7 +111,7 @@ def test_a_run_that_goes_on_remembers_how_it_was_started(tmp_path: Path) -> None
     assert keeps == [3, 7]
 
 
-def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+def test_a_file_instead_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(FileExistsError, match="is a file"):
         train(SMALL, tmp_path / "run", progress=False)
@@ -126,7 +119,7 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
 
 def test_per_location_normalisation_brings_a_channel(tmp_path: Path) -> None:
     given = replace(SMALL, model="wide_resnet10", width=1.0, normalize="location")
-    parts = assembled(given, Process())
+    parts = build_run(given, Process())
     first = next(iter(parts.model.parameters()))
     assert first.shape[1] == 2
     assert parts.normalize is not None

@@ -381,5 +381,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_make_no_sense_are_named(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} = "):
+    with pytest.raises(
+        ValueError, match=f"{next(iter(wrong))} must be .*, got {next(iter(wrong.values()))}"
+    ):
         replace(PLAIN, **wrong)

@@ -14,7 +14,7 @@ import pytest
 
 from skipless.record import Record
 from skipless.runs.configuration import Configuration
-from skipless.runs.training import assembled
+from skipless.runs.training import build_run
 from skipless.train.batches import Batches
 from skipless.train.checkpoint import Checkpoints
 from skipless.train.engine import evaluate
@@ -147,7 +147,7 @@ def test_two_processes_evaluate_the_network_that_they_save(tmp_path: Path) -> No
     record, saved = Record.read(folder), Checkpoints(folder).load_newest()
     given = record.run["configuration"]
     assert isinstance(given, dict)
-    parts = assembled(Configuration.of(given), Process())
+    parts = build_run(Configuration.of(given), Process())
     assert saved is not None
     parts.model.load_state_dict(saved.weights)
     batches = Batches(parts.data.validation, 90, normalize=parts.normalize).in_order()

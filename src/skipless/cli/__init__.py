@@ -2,18 +2,67 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import click
 
 from skipless import __version__
 
-from .deploy import deploy
-from .kernels import check, models, plot, solve
-from .reproduce import report, reproduce
-from .train import data, train
+
+@contextmanager
+def print_warnings() -> Iterator[None]:
+    """Print the library's warnings on stderr as they happen, one line each."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        click.echo(f"note: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        for developers_only in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore", developers_only)
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def requires(command: str, extras: str) -> Iterator[None]:
+    """Where an import fails, name the extras that bring what `command` needs."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            f"{command} needs {missing.name}, which is not installed: pip install "
+            f"'skipless[{extras}]'"
+        ) from None
+
+
+# The commands use the functions above.
+from .deploy import deploy  # noqa: E402
+from .kernels import check, models, plot, solve  # noqa: E402
+from .reproduce import report, reproduce  # noqa: E402
+from .train import data, train  # noqa: E402
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.version_option(__version__, prog_name="skipless", message="%(prog)s %(version)s")
+def skipless() -> None:
+    """Very deep networks that train without shortcuts and without normalisation layers.
+
+    \b
+    Examples:
+      skipless solve mlp:100
+      skipless train --model resnet50 --method tat --data cifar10
+    """  # noqa: D301
+
+
+for command in (solve, plot, check, train, report, models, data, reproduce, deploy):
+    skipless.add_command(command)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; 0 if all went well, 2 for bad input, told in one line on stderr.
+    """Run the command line; returns 0, or 2 after one line on stderr about bad input.
 
     A check that finds a disagreement, and a run that diverges, return 1.
     """
@@ -33,13 +82,3 @@ def main(arguments: list[str] | None = None) -> int:
 def _fail(message: str, code: int = 2) -> int:
     click.echo(f"skipless: {' '.join(message.split())}", err=True)
     return code
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.version_option(__version__, prog_name="skipless", message="%(prog)s %(version)s")
-def skipless() -> None:
-    """Very deep networks that train without shortcuts and without normalisation layers."""
-
-
-for command in (solve, plot, check, train, report, models, data, reproduce, deploy):
-    skipless.add_command(command)

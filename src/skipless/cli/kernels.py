@@ -1,11 +1,4 @@
-"""Commands about the kernel of a network: solve, plot, check.
-
-Options that say how a network is shaped.
-
-What `skipless solve` prints for people.
-
-`skipless models`: the networks that have names.
-"""
+"""`skipless solve`, `plot` and `check`, about the kernel of a network, and `skipless models`."""
 
 from __future__ import annotations
 
@@ -18,53 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from skipless.runs.configuration import METHODS, TARGETS, MethodName, flag, method_of
+from skipless.runs.configuration import METHODS, TARGETS, MethodName, build_method, flag
 from skipless.tables import table
 
-from .notes import notes
-
-
-def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(
-        (
-            click.option("--eta", type=float, help="TAT, leaky ReLU: C_f(0).  [default: 0.9]"),
-            click.option(
-                "--tau", type=float, help="TAT, smooth activations: C_f''(1).  [default: 0.3]"
-            ),
-            click.option("--zeta", type=float, help="DKS: C_f'(1).  [default: 1.5]"),
-            click.option("--sigma-b", type=float, help="EOC: scale of the biases.  [default: 0]"),
-            click.option(
-                "--clamp", is_flag=True, help="Take the nearest target within reach, and say so."
-            ),
-        )
-    ):
-        command = option(command)
-    return command
-
-
-def described(answer: dict[str, Any]) -> str:
-    """The answer, which as JSON is for programs, as two tables."""
-    head = f"{answer['model']}, {answer['method'].upper()} with {answer['activation']}:"
-    parameters = [[k, f"{v:.10g}"] for k, v in answer["parameters"].items() if v is not None]
-    conditions = [
-        [name, f"{target:.6g}", f"{answer['residuals'][name]:.1e}"]
-        for name, target in answer["targets"].items()
-    ]
-    return "\n\n".join(
-        [
-            head,
-            table(["parameter", "value"], parameters),
-            table(["condition", "target", "residual"], conditions),
-        ]
-    )
-
+from . import print_warnings, requires
 
 if TYPE_CHECKING:
     from skipless.core.graph import Graph
 
 LawName = Literal["orthogonal", "gaussian"]
 _LAWS: tuple[LawName, ...] = ("orthogonal", "gaussian")
-_WIDTHS = "A width; give it several times.  [default: 30, 100, 300 for mlp]"
 
 _method_option = click.option(
     "--method",
@@ -76,7 +32,23 @@ _shortcut_option = click.option(
     "--shortcut-weight", type=float, help="Weight of the shortcuts; 0 removes them."
 )
 _input_option = click.option("--input", "shape", help="Shape of a sample, such as 3,32,32.")
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+def _target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option(
+            "--clamp", is_flag=True, help="If the target is out of reach, use the nearest one."
+        ),
+        click.option("--sigma-b", type=float, help="EOC: scale of the biases.  [default: 0]"),
+        click.option("--zeta", type=float, help="DKS: C_f'(1).  [default: 1.5]"),
+        click.option(
+            "--tau", type=float, help="TAT with smooth activations: C_f''(1).  [default: 0.3]"
+        ),
+        click.option("--eta", type=float, help="TAT with leaky ReLU: C_f(0).  [default: 0.9]"),
+    ):
+        command = option(command)
+    return command
 
 
 def _output_option(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -85,7 +57,7 @@ def _output_option(name: str) -> Callable[[Callable[..., Any]], Callable[..., An
         "-o",
         type=click.Path(dir_okay=False, path_type=Path),
         default=Path(name),
-        help="Where to write the figure: a name that ends in .png or .svg.",
+        help="File for the figure, ending in .png or .svg.",
     )
 
 
@@ -94,10 +66,10 @@ def _output_option(name: str) -> Callable[[Callable[..., Any]], Callable[..., An
 @_method_option
 @click.option(
     "--activation",
-    help="Name of the activation.  [default: leaky_relu; relu for eoc]",
+    help="Activation function.  [default: leaky_relu; relu for eoc]",
 )
-@click.option("--negative-slope", type=float, help="EOC with leaky_relu: its slope below zero.")
-@target_options
+@click.option("--negative-slope", type=float, help="EOC with leaky_relu: slope below zero.")
+@_target_options
 @_shortcut_option
 @_input_option
 @_json_option
@@ -114,8 +86,8 @@ def solve(
 ) -> None:
     """Solve for the activation that shapes MODEL.
 
-    MODEL is mlp:DEPTH, a chain of DEPTH layers; a name of `skipless models`, without shortcuts
-    unless you give them a weight; or package.module:factory of your own, as conversion leaves it.
+    MODEL is mlp:DEPTH, a chain of DEPTH layers; a network of `skipless models`, without shortcuts
+    unless you give them a weight; or package.module:factory of your own, after conversion.
 
     \b
     Examples:
@@ -129,12 +101,10 @@ def solve(
 
     graph = _graph(model, shortcut_weight, shape)
     if negative_slope is not None and method != "eoc":
-        raise click.UsageError(
-            f"--negative-slope belongs to --method eoc; {method} solves for it. Leave it out."
-        )
+        raise click.UsageError(f"--negative-slope needs --method eoc; {method} solves for it")
     phi = look_up(activation or ("relu" if method == "eoc" else "leaky_relu"), negative_slope)
-    with notes():
-        solution = solve_(graph, method_of(method, activation, targets), phi, clamp=clamp)
+    with print_warnings():
+        solution = solve_(graph, build_method(method, activation, targets), phi, clamp=clamp)
     answer = {
         "model": model,
         "method": method,
@@ -144,7 +114,23 @@ def solve(
         "targets": dict(solution.targets),
         "residuals": dict(solution.residuals),
     }
-    click.echo(json.dumps(answer, indent=2) if as_json else described(answer))
+    click.echo(json.dumps(answer, indent=2) if as_json else _format_solution(answer))
+
+
+def _format_solution(answer: dict[str, Any]) -> str:
+    head = f"{answer['model']}, {answer['method'].upper()} with {answer['activation']}:"
+    parameters = [[k, f"{v:.10g}"] for k, v in answer["parameters"].items() if v is not None]
+    conditions = [
+        [name, f"{target:.6g}", f"{answer['residuals'][name]:.1e}"]
+        for name, target in answer["targets"].items()
+    ]
+    return "\n\n".join(
+        [
+            head,
+            table(["parameter", "value"], parameters),
+            table(["condition", "target", "residual"], conditions),
+        ]
+    )
 
 
 @click.command()
@@ -154,13 +140,13 @@ def solve(
     "methods",
     type=click.Choice(METHODS, case_sensitive=False),
     multiple=True,
-    help="A method to draw; give it several times.  [default: all three]",
+    help="Method to draw; may be repeated.  [default: all three]",
 )
 @click.option(
     "--activation",
-    help="For every method.  [default: leaky_relu for tat, softplus for dks, relu for eoc]",
+    help="Activation of all methods.  [default: leaky_relu; softplus for dks, relu for eoc]",
 )
-@target_options
+@_target_options
 @_shortcut_option
 @_input_option
 @_output_option("c_maps.png")
@@ -176,7 +162,7 @@ def plot(
 ) -> None:
     """Draw the C maps of MODEL: of one layer, of the network, and layer by layer.
 
-    MODEL is mlp:DEPTH, a name of `skipless models`, or package.module:factory, as in `solve`.
+    MODEL is mlp:DEPTH, a network of `skipless models`, or package.module:factory, as in `solve`.
 
     \b
     Examples:
@@ -193,14 +179,12 @@ def plot(
     chosen = methods or METHODS
     for name, given in targets.items():
         if given is not None and not any(name in TARGETS[m] for m in chosen):
-            raise click.UsageError(
-                f"{flag(name)} belongs to none of the methods {', '.join(chosen)}."
-            )
+            raise click.UsageError(f"{flag(name)} is not an option of {' or '.join(chosen)}")
     for name in chosen:
         own = {k: v for k, v in targets.items() if k in TARGETS[name]}
-        method = method_of(name, activation, own)
+        method = build_method(name, activation, own)
         try:
-            with notes():
+            with print_warnings():
                 curves.append(c_map_curve(graph, method, activation, clamp=clamp)[1])
         except UnreachableTargetError as error:
             if methods:
@@ -217,15 +201,26 @@ def plot(
 @_method_option
 @click.option(
     "--activation",
-    help="Name of the activation.  [default: leaky_relu for tat, softplus for dks, relu for eoc]",
+    help="Activation function.  [default: leaky_relu for tat, softplus for dks, relu for eoc]",
 )
-@target_options
+@_target_options
 @_shortcut_option
-@click.option("--width", "widths", type=int, multiple=True, help=_WIDTHS)
-@click.option("--seeds", default=20, help="How often the weights are drawn.")
-@click.option("--distribution", type=click.Choice(_LAWS), default="orthogonal", help="Of weights.")
+@click.option(
+    "--width",
+    "widths",
+    type=int,
+    multiple=True,
+    help="Width to check; may be repeated.  [default: 30, 100, 300 for mlp]",
+)
+@click.option("--seeds", default=20, help="Initialisations to average over.")
+@click.option(
+    "--distribution",
+    type=click.Choice(_LAWS),
+    default="orthogonal",
+    help="Distribution of the initial weights.",
+)
 @_input_option
-@click.option("--tolerance", default=0.05, help="For what finite width adds; see above.")
+@click.option("--tolerance", default=0.05, help="Error allowed for finite width; see above.")
 @_json_option
 @_output_option("check.png")
 def check(
@@ -243,12 +238,12 @@ def check(
     output: Path,
     **targets: float | None,
 ) -> int:
-    """Compare the kernel of MODEL, measured, with what the theory predicts.
+    """Compare the measured kernel of MODEL with what the theory predicts.
 
     MODEL is mlp:DEPTH, or package.module:factory of your own: a function that returns an nn.Module,
-    or one and an example, for each width if it takes a `width`. A layer agrees if c, and q relative
-    to its prediction, are off by at most the tolerance and four standard errors. If one does not at
-    the largest width, the exit code is 1.
+    or one and an example; if it takes a `width`, it is called for each one. A layer agrees if c,
+    and q relative to its prediction, are off by at most the tolerance plus four standard errors.
+    The exit code is 1 if a layer disagrees at the largest width.
 
     \b
     Examples:
@@ -256,48 +251,40 @@ def check(
       skipless check mlp:30 --method dks --distribution gaussian --width 300 --json
       skipless check my_package.models:resnet --shortcut-weight 0 --input 3,32,32
     """  # noqa: D301
-    try:
-        from skipless.runs.check import Shaping, check_widths, family_of, told
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            f"check needs {missing.name}, which is not installed: pip install 'skipless[torch]'"
-        ) from None
+    with requires("check", "torch"):
+        from skipless.runs.check import ShapingOptions, build_family, check_widths, format_checks
     from skipless.report.figures import require_figure_path
 
     require_figure_path(output)
-    shaping = Shaping(method_of(method, activation, targets), activation, clamp, shortcut_weight)
-    with notes():
-        family = family_of(model, shaping, widths, sample_shape(shape))
+    how = build_method(method, activation, targets)
+    shaping = ShapingOptions(how, activation, clamp, shortcut_weight)
+    with print_warnings():
+        family = build_family(model, shaping, widths, parse_shape(shape))
         checks = check_widths(family, seeds, distribution, tolerance, _progress)
-    click.echo(told(checks, model, output, as_json))
+    click.echo(format_checks(checks, model, output, as_json))
     return 0 if list(checks.values())[-1].agrees else 1
 
 
 def _graph(model: str, shortcut_weight: float | None, shape: str | None) -> Graph:
-    """The graph of a MODEL argument."""
-    from skipless.runs.kernels import graph_of
+    from skipless.runs.kernels import build_graph
 
-    try:
-        return graph_of(model, shortcut_weight, sample_shape(shape))
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            f"{model} needs {missing.name}, which is not installed: pip install 'skipless[torch]'"
-        ) from None
+    with requires(model, "torch"):
+        return build_graph(model, shortcut_weight, parse_shape(shape))
 
 
-def sample_shape(text: str | None) -> tuple[int, ...] | None:
-    """The shape of a sample from an option such as 3,32,32."""
+def parse_shape(text: str | None) -> tuple[int, ...] | None:
+    """The shape of a sample, from an option such as 3,32,32."""
     if text is None:
         return None
     sizes = [size.strip() for size in text.split(",")]
     if not all(size.isascii() and size.isdigit() and int(size) for size in sizes):
-        raise click.UsageError(f"--input {text!r} was given; a shape is written as 3,32,32.")
+        raise click.UsageError(f"--input must be a shape such as 3,32,32, got {text!r}")
     return tuple(map(int, sizes))
 
 
 @contextmanager
 def _progress(seeds: Sequence[int], label: str) -> Iterator[Iterable[int]]:
-    """A bar on stderr while the seeds are used, if someone may be watching."""
+    """Show a bar on stderr, if that is a terminal."""
     if sys.stderr.isatty():
         with click.progressbar(seeds, label=label, file=sys.stderr) as bar:
             yield bar
@@ -308,22 +295,18 @@ def _progress(seeds: Sequence[int], label: str) -> Iterator[Iterable[int]]:
 @click.command()
 @click.argument("pattern", default="*")
 def models(pattern: str) -> None:
-    """List the networks that `skipless train` knows, or those that match PATTERN.
+    """List the networks of `skipless train`, or those that match PATTERN.
 
-    Of wide_resnet and mlp there are more: wide_resnet of every depth 6n + 4, mlp of every depth.
+    There are more: wide_resnet of every depth 6n + 4, and mlp of every depth.
 
     \b
     Examples:
       skipless models
       skipless models 'resnet*'
     """  # noqa: D301
-    try:
+    with requires("models", "torch"):
         from skipless.models import list_models
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            f"models needs {missing.name}, which is not installed: pip install 'skipless[torch]'"
-        ) from None
     found = list_models(pattern)
     if not found:
-        raise click.UsageError(f"No network matches {pattern!r}. See all of them: skipless models")
+        raise click.UsageError(f"No network matches {pattern!r}. List all with: skipless models")
     click.echo("\n".join(found))

@@ -1,7 +1,4 @@
-"""`skipless reproduce`: the paper's tables and figures, run again at one of three scales.
-
-`skipless report`: runs and results of experiments become one HTML page.
-"""
+"""`skipless reproduce`, the paper's tables and figures, and `skipless report`, an HTML page."""
 
 from __future__ import annotations
 
@@ -11,13 +8,15 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from .notes import notes
+from . import print_warnings, requires
 
 if TYPE_CHECKING:
     from skipless.paper.item import Item
     from skipless.paper.scales import Options
+    from skipless.record import Record
 
 _MOST = 1000  # workers, and seeds
+_RECORDS = "the folder of a run (with run.json), of several, or *.jsonl of skipless reproduce"
 
 ScaleName = Literal["smoke", "cpu", "full"]
 
@@ -28,26 +27,28 @@ ScaleName = Literal["smoke", "cpu", "full"]
     "--scale",
     type=click.Choice(["cpu", "full", "smoke"]),
     default="cpu",
-    help="cpu: small, on a laptop. full: the paper's own. smoke: only whether it runs.",
+    help="cpu: small, for a laptop; full: the paper's; smoke: only checks that it runs.",
 )
-@click.option("--list", "listed", is_flag=True, help="Show every item, and what it costs.")
+@click.option("--list", "listed", is_flag=True, help="List all items and their costs.")
 @click.option(
     "--output",
     "-o",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of results and runs; what is done there is not done again.  "
+    help="Folder of results and runs; finished runs in it are reused.  "
     "[default: runs/reproduce/SCALE]",
 )
 @click.option(
     "--storage",
-    help="An RDB URL of Optuna, such as postgresql://..., when several machines work on one item.  "
+    help="Optuna's RDB URL, such as postgresql://..., to share one item among machines.  "
     "[default: a file in --output]",
 )
-@click.option("--workers", type=int, help="Runs at a time on this machine.  [default: its cores]")
-@click.option("--seeds", type=int, help="Seeds of every setting.  [default: as the item says]")
-@click.option("--data", help="Data of every run, such as imagefolder:PATH for --scale full.")
-@click.option("--data-folder", help="Where the files of the data are.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), help="Of every run.")
+@click.option("--workers", type=int, help="Parallel runs on this machine.  [default: its cores]")
+@click.option("--seeds", type=int, help="Seeds per setting.  [default: depends on the item]")
+@click.option("--data", help="Data for every run, such as imagefolder:PATH for --scale full.")
+@click.option("--data-folder", help="Folder with the data files.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), help="Device for every run."
+)
 def reproduce(
     names: tuple[str, ...],
     scale: ScaleName,
@@ -60,12 +61,12 @@ def reproduce(
     data_folder: str | None,
     device: str | None,
 ) -> None:
-    """Run the ITEMs, tables and figures of the paper, and put its numbers beside ours.
+    """Reproduce ITEMs, tables and figures of the paper, and compare its numbers with ours.
 
     ITEM is figure1 to figure7, table1 to table11, optimizers, batch_sizes, distillation, or all.
-    Each ends with a table, the verdicts on its claims, and ITEM.jsonl, ITEM.html and charts in
-    --output. A search that was stopped goes on where it was; to share one, start the same command
-    on several machines with the same --storage.
+    Each prints a table and verdicts on its claims, and leaves ITEM.jsonl, ITEM.html and charts in
+    --output. Rerun the same command to resume after an interruption, or run it on several machines
+    with the same --storage to share the work.
 
     \b
     Examples:
@@ -75,52 +76,44 @@ def reproduce(
       skipless reproduce table4 --scale full --data imagefolder:/data/imagenet --storage URL
       torchrun --nproc-per-node 8 -m skipless.cli reproduce figure5 --scale full
     """  # noqa: D301
-    try:
+    with requires("reproduce", "train"):
         from skipless.paper import ITEMS, reproduce
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            f"reproduce needs {missing.name}, which is not installed: pip install 'skipless[train]'"
-        ) from None
     if listed:
         from skipless.tables import table
 
         click.echo(table(*reproduce.overview()))
         return
-    chosen = _chosen(names, ITEMS)
-    _demand_counts(workers, seeds)
+    chosen = _select_items(names, ITEMS)
+    _require_counts(workers, seeds)
     given: Options = {"data": data, "data_folder": data_folder, "device": device}
     options = {name: value for name, value in given.items() if value is not None}
     place = reproduce.Place(output or Path("runs") / "reproduce" / scale, storage, workers)
     for item in chosen:
-        with notes():
-            report = reproduce.report_item(item, scale, place, seeds, options)
-        if report:  # by the first of several processes
-            click.echo(report)
+        with print_warnings():
+            text = reproduce.report_item(item, scale, place, seeds, options)
+        if text:  # only the first of several processes has one
+            click.echo(text)
 
 
-def _chosen(names: tuple[str, ...], items: dict[str, Item]) -> list[Item]:
+def _select_items(names: tuple[str, ...], items: dict[str, Item]) -> list[Item]:
     import difflib
 
     if not names:
-        raise click.UsageError("Name an ITEM, or all. See them: skipless reproduce --list")
+        raise click.UsageError("Name an ITEM, or all. List them with: skipless reproduce --list")
     for name in names:
         if name != "all" and name not in items:
             near = difflib.get_close_matches(name.lower().replace(" ", ""), items, n=1)
-            hint = f"Is it {near[0]}?" if near else "See all: skipless reproduce --list"
+            hint = (
+                f"Did you mean {near[0]}?" if near else "List all with: skipless reproduce --list"
+            )
             raise click.UsageError(f"There is no item {name!r}. {hint}")
     return list(items.values()) if "all" in names else [items[n] for n in dict.fromkeys(names)]
 
 
-def _demand_counts(workers: int | None, seeds: int | None) -> None:
+def _require_counts(workers: int | None, seeds: int | None) -> None:
     for name, count in (("--workers", workers), ("--seeds", seeds)):
         if count is not None and not 1 <= count <= _MOST:
-            raise click.UsageError(f"{name} {count} was given; give 1 to {_MOST}.")
-
-
-if TYPE_CHECKING:
-    from skipless.record import Record
-
-_WHAT = "a folder of a run (with run.json), of several, or *.jsonl results of skipless reproduce"
+            raise click.UsageError(f"{name} must be from 1 to {_MOST}, got {count}")
 
 
 @click.command()
@@ -130,13 +123,13 @@ _WHAT = "a folder of a run (with run.json), of several, or *.jsonl results of sk
     "-o",
     type=click.Path(path_type=Path),
     default=Path("report.html"),
-    help="The page, which ends in .html and needs no other file.",
+    help="The page, a self-contained file ending in .html.",
 )
 def report(records: Sequence[Path], output: Path) -> None:
     """Show RECORDS side by side on one HTML page: tables, verdicts and charts.
 
-    Each of RECORDS is the folder of a run of skipless train, a folder with such folders at any
-    depth, or a file *.jsonl of skipless reproduce, or a folder of those.
+    RECORDS are folders of runs of skipless train, folders that contain some at any depth, or
+    *.jsonl files of skipless reproduce, or folders of those.
 
     \b
     Examples:
@@ -144,16 +137,16 @@ def report(records: Sequence[Path], output: Path) -> None:
       skipless report runs -o runs.html
       skipless report runs/first runs/second results/table-1.jsonl -o comparison.html
     """  # noqa: D301
-    _demand_place(output)
-    runs, results = _found(records)
+    _require_page(output)
+    runs, results = _find_records(records)
     from skipless.report.page import write_sections_page
 
     sections = []
-    with notes():
+    with print_warnings():
         if runs:
-            from skipless.runs.kernels import reported
+            from skipless.runs.kernels import report_runs
 
-            sections.append(reported(runs))
+            sections.append(report_runs(runs))
         if results:
             from skipless.paper.reproduce import read_sections
 
@@ -162,57 +155,58 @@ def report(records: Sequence[Path], output: Path) -> None:
     click.echo(write_sections_page(output, title, "", sections))
 
 
-def _demand_place(output: Path) -> None:
-    asked = f"The page was to be {output}"
+def _require_page(output: Path) -> None:
     if output.is_dir():
-        raise IsADirectoryError(f"{asked}, which is a folder. Name a file: {output / 'runs.html'}")
+        raise IsADirectoryError(
+            f"--output {output} is a folder. Name a file, such as {output / 'runs.html'}"
+        )
     if output.suffix != ".html":
-        raise ValueError(f"{asked}, which does not end in .html. Name it so.")
+        raise ValueError(f"--output must end in .html, got {output}")
     if not output.parent.is_dir():
         raise FileNotFoundError(
-            f"{asked}, but there is no folder {output.parent}. Make it first: mkdir -p "
-            f"{output.parent}"
+            f"There is no folder {output.parent} for the page. Create it: mkdir -p {output.parent}"
         )
 
 
-def _found(paths: Iterable[Path]) -> tuple[list[Record], list[Path]]:
-    """The runs, and the files of results, that are at or below all `paths`, each once."""
+def _find_records(paths: Iterable[Path]) -> tuple[list[Record], list[Path]]:
+    """The runs and the result files at or below all `paths`, each once."""
     runs: dict[Path, Record] = {}
     results: dict[Path, Path] = {}
     for path in paths:
-        records, files = _at(path)
+        records, files = _find_at(path)
         runs |= {record.folder.resolve(): record for record in records}
         results |= {file.resolve(): file for file in files}
     return list(runs.values()), list(results.values())
 
 
-def _at(path: Path) -> tuple[list[Record], list[Path]]:
+def _find_at(path: Path) -> tuple[list[Record], list[Path]]:
     from skipless.record import METRICS, RUN, Record
 
-    asked = f"{path} was to be reported"
     if not path.exists():
-        raise FileNotFoundError(f"{asked}, which does not exist. Name {_WHAT}.")
+        raise FileNotFoundError(f"{path} does not exist. Name {_RECORDS}.")
     if (path / RUN).is_file():
         return [Record.read(path)], []
     if path.suffix == ".jsonl" and path.name != METRICS and path.is_file():
         return [], [path]
     if not path.is_dir():
-        raise ValueError(f"{asked}, which is no record. Name {_WHAT}.")
+        raise ValueError(f"{path} is not a record. Name {_RECORDS}.")
     folders = {file.parent for file in path.rglob(RUN)}
-    records = [record for folder in sorted(folders) if (record := _readable(folder)) is not None]
+    records = [
+        record for folder in sorted(folders) if (record := _read_or_skip(folder)) is not None
+    ]
     found = sorted(file for file in path.rglob("*.jsonl") if file.name != METRICS)
     files = [file for file in found if file.parent not in folders]
     if not records and not files:
-        raise FileNotFoundError(f"{asked}, but there is nothing to report in it. Name {_WHAT}.")
+        raise FileNotFoundError(f"{path} contains no records. Name {_RECORDS}.")
     return records, files
 
 
-def _readable(folder: Path) -> Record | None:
-    """The record of a run that was not named itself, so that others need not wait for it."""
+def _read_or_skip(folder: Path) -> Record | None:
+    """The record in `folder`, or a note if it is damaged: the user did not name it."""
     from skipless.record import Record
 
     try:
         return Record.read(folder)
     except (ValueError, OSError) as error:
-        click.echo(f"note: the report is without {folder}: {error}", err=True)
+        click.echo(f"note: skipped {folder}: {error}", err=True)
         return None

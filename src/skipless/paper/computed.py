@@ -248,7 +248,7 @@ def kernel_errors(scale: KernelScale) -> Iterator[KernelError]:
     """All lines of figure 4, panel by panel: by distribution, then by setting."""
     import torch
 
-    from skipless.runs.check import mlp
+    from skipless.runs.check import build_mlp
     from skipless.torch import check
     from skipless.torch.init import threads
 
@@ -258,7 +258,7 @@ def kernel_errors(scale: KernelScale) -> Iterator[KernelError]:
             for width in scale.widths:
                 with threads(1):
                     found = check(
-                        mlp(scale.depth, width, solution),
+                        build_mlp(scale.depth, width, solution),
                         torch.zeros(1, width),
                         solution,
                         cosines=(setting.cosine,),

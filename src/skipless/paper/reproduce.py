@@ -20,7 +20,7 @@ from skipless.report.svg import STYLES, Chart, Line
 from skipless.runs.configuration import Configuration, flag
 from skipless.runs.kernels import network_curve
 from skipless.runs.outcome import Outcome
-from skipless.runs.search import Place, key_of, leads, make_folder, searched
+from skipless.runs.search import Place, is_main, make_folder, run_all, run_key
 
 from . import ITEMS
 from .item import Cell, Item, PlannedRun
@@ -55,7 +55,7 @@ def report_item(
     make_folder(place.folder)
     _require_same_scale(path, scale)
     results = run_item(item, scale, place, seeds, options)
-    if not leads():
+    if not is_main():
         return ""
     section = build_section(item, results)
     results.write(path)
@@ -105,8 +105,8 @@ def run_item(
         return _compute(item, scale)
     runs = item.runs(scale, seeds, options)
     teachers = {run.name: run.teacher for run in runs if run.teacher is not None}
-    keys = {name: key_of(teacher) for name, teacher in teachers.items()}
-    outcomes = searched(
+    keys = {name: run_key(teacher) for name, teacher in teachers.items()}
+    outcomes = run_all(
         f"{item.name}-{scale}",
         {run.name: replace(run.configuration, teacher=keys.get(run.name)) for run in runs},
         place,

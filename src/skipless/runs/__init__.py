@@ -1,1 +1,1 @@
-"""What is computed for people to look at; the rooms meet here."""
+"""A run from its options to its record: configuration, building, training, searching."""

@@ -1,4 +1,4 @@
-"""A MODEL of the command line, shaped and checked at several widths: what `skipless check` does."""
+"""`skipless check`: a MODEL of the command line, shaped and measured at several widths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skipless.core.graph import Graph
 from skipless.core.measure import Check, Comparison
 from skipless.core.solution import Method, Solution
 from skipless.core.solve import solve
@@ -23,10 +22,12 @@ from skipless.report.figures import KernelCurve, KernelPanel, draw_kernels
 from skipless.torch import ShapedActivation, check
 from skipless.torch.init import Distribution, threads
 
-from .candidates import imported, made
-from .kernels import usual_activation
+from .candidates import call_factory, import_factory
+from .configuration import parse_model
+from .kernels import build_chain, default_activation
 
-USUAL_WIDTHS = (30, 100, 300)
+DEFAULT_WIDTHS = (30, 100, 300)
+_MOST_LAYERS = 9999  # of a chain that is measured
 
 Progress = Callable[[Sequence[int], str], AbstractContextManager[Iterable[int]]]
 
@@ -37,8 +38,8 @@ def no_progress(seeds: Sequence[int], label: str) -> AbstractContextManager[Iter
 
 
 @dataclass(frozen=True)
-class Shaping:
-    """What is done to a model before it is checked."""
+class ShapingOptions:
+    """How to shape a model before it is checked."""
 
     method: Method
     activation: str | None = None
@@ -47,12 +48,12 @@ class Shaping:
 
     @property
     def phi(self) -> str:
-        return self.activation or usual_activation(self.method)
+        return self.activation or default_activation(self.method)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A network to be checked, with the solution that shaped it."""
+    """A network to check, with the solution that shaped it."""
 
     model: nn.Module
     example: Tensor
@@ -61,14 +62,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Family:
-    """Networks of one kind: `build` makes that of a width, or the only one, of width None."""
+    """Networks of one kind: `build` builds that of a width, or the only one, of width None."""
 
     build: Callable[[int | None], Subject]
     widths: tuple[int | None, ...]
-    small: bool = False  # so that one thread is quickest
+    small: bool = False  # so that one thread is fastest
 
 
-def mlp(depth: int, width: int, solution: Solution) -> nn.Sequential:
+def build_mlp(depth: int, width: int, solution: Solution) -> nn.Sequential:
     """A chain of `depth` linear layers, each followed by the activation of `solution`."""
     layers: list[nn.Module] = []
     for _ in range(depth):
@@ -76,42 +77,48 @@ def mlp(depth: int, width: int, solution: Solution) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def mlp_family(depth: int, shaping: Shaping, widths: Sequence[int]) -> Family:
-    """Chains of `depth` layers, all with the same solution."""
-    if shaping.shortcut_weight is not None:
-        raise ValueError(
-            f"A shortcut weight of {shaping.shortcut_weight:g} was asked for, but mlp:{depth} has "
-            "no shortcuts. Leave it out."
-        )
-    solution = solve(Graph.chain(depth), shaping.method, shaping.phi, clamp=shaping.clamp)
+def build_family(
+    model: str, shaping: ShapingOptions, widths: Sequence[int], shape: Sequence[int] | None
+) -> Family:
+    """The networks of a MODEL argument.
+
+    Args:
+        model: mlp:DEPTH, or package.module:factory, which returns a module, or one and an example.
+            A factory with a parameter `width` is called with each of the widths.
+        shaping: How to shape them.
+        widths: Widths to check; by default those of `DEFAULT_WIDTHS` for a chain.
+        shape: Shape of a sample, if the factory returns no example.
+    """
+    if parse_model(model) == "factory":
+        return _factory_family(model, shaping, sorted(widths), shape)
+    if not model.startswith("mlp:"):
+        raise ValueError(f"MODEL must be mlp:DEPTH or package.module:factory, got {model!r}")
+    graph = build_chain(model, shaping.shortcut_weight, _MOST_LAYERS)
+    if shape is not None:
+        raise ValueError(f"--input does not apply to {model}, whose inputs are as wide as it is")
+    solution = solve(graph, shaping.method, shaping.phi, clamp=shaping.clamp)
 
     def build(width: int | None) -> Subject:
         assert width is not None
-        return Subject(mlp(depth, width, solution), torch.zeros(1, width), solution)
+        return Subject(build_mlp(graph.depth, width, solution), torch.zeros(1, width), solution)
 
-    return Family(build, tuple(widths) or USUAL_WIDTHS, small=True)
+    return Family(build, tuple(sorted(widths)) or DEFAULT_WIDTHS, small=True)
 
 
-def factory_family(
-    path: str, shaping: Shaping, widths: Sequence[int], shape: Sequence[int] | None
+def _factory_family(
+    path: str, shaping: ShapingOptions, widths: Sequence[int], shape: Sequence[int] | None
 ) -> Family:
-    """What the user's own factory `package.module:factory` makes, converted.
-
-    The factory returns a module, or a module and an example; without one, `shape` is that of a
-    sample. If it takes a `width`, it is called with each of the `widths`.
-    """
-    factory = imported(path)
-    takes_width = "width" in inspect.signature(factory).parameters
-    if widths and not takes_width:
+    factory = import_factory(path)
+    if widths and "width" not in inspect.signature(factory).parameters:
         raise ValueError(
-            f"Width {widths[0]} was asked for, but {path} takes no `width`. Leave the widths out, "
-            "or give the factory a parameter of that name."
+            f"{path} takes no `width`: drop --width {widths[0]}, or add a parameter of that name"
         )
 
     def build(width: int | None) -> Subject:
         from skipless.torch.convert import convert
 
-        model, example = made(path, factory, {} if width is None else {"width": width}, shape)
+        arguments = {} if width is None else {"width": width}
+        model, example = call_factory(path, factory, arguments, shape)
         converted = convert(
             model,
             example,
@@ -125,27 +132,6 @@ def factory_family(
     return Family(build, tuple(widths) or (None,))
 
 
-def family_of(
-    model: str, shaping: Shaping, widths: Sequence[int], shape: Sequence[int] | None
-) -> Family:
-    """The networks that a MODEL argument stands for: mlp:DEPTH, or package.module:factory."""
-    kind, _, name = model.partition(":")
-    if not kind or not name:
-        raise ValueError(
-            f"MODEL {model!r} was asked for; the models are mlp:DEPTH, for instance mlp:100, and "
-            "package.module:factory of your own."
-        )
-    if kind != "mlp":
-        return factory_family(model, shaping, sorted(widths), shape)
-    if not (name.isascii() and name.isdigit() and 1 <= len(name) <= 4 and int(name)):
-        raise ValueError(
-            f"{model} was asked for; a network to be measured has 1 to 9999 layers: mlp:100."
-        )
-    if shape is not None:
-        raise ValueError(f"An input shape was given, but the inputs of {model} are as wide as it.")
-    return mlp_family(int(name), shaping, sorted(widths))
-
-
 def check_widths(
     family: Family,
     seeds: int,
@@ -157,8 +143,8 @@ def check_widths(
     narrowest = min((width for width in family.widths if width is not None), default=2)
     if seeds < 2 or narrowest < 2 or not tolerance >= 0.0:
         raise ValueError(
-            f"{seeds} seeds, widths {family.widths} and a tolerance of {tolerance:g} were asked "
-            "for; give 2 or more seeds, widths of 2 or more and a tolerance of 0 or more."
+            "check needs at least 2 seeds, widths of at least 2 and a tolerance >= 0, got "
+            f"{seeds} seeds, widths {family.widths} and a tolerance of {tolerance:g}"
         )
     checks: dict[int | None, Check] = {}
     for width in family.widths:
@@ -166,7 +152,7 @@ def check_widths(
         label = "measuring" if width is None else f"width {width}"
         with (
             progress(range(seeds), label) as numbers,
-            threads(1) if family.small else nullcontext(),  # others would only wait
+            threads(1) if family.small else nullcontext(),  # more would only wait
         ):
             checks[width] = check(
                 subject.model,
@@ -185,7 +171,7 @@ def panel(
     quantity: Literal["q", "c"],
     bars: Literal["error", "spread"],
 ) -> KernelPanel:
-    """What a figure shows of checks at several widths; the prediction is that of the last."""
+    """Checks at several widths as a panel of a figure; the prediction is that of the last."""
     rows = [layers(found) for found in checks.values()]
     curves = [
         KernelCurve(
@@ -199,18 +185,20 @@ def panel(
     return KernelPanel(title, f"{quantity} value", predicted, tuple(curves))
 
 
-def told(checks: Mapping[int | None, Check], model: str, figure: Path, as_json: bool) -> str:
-    """The checks as tables for people or as JSON for programs, and drawn into `figure`."""
+def format_checks(
+    checks: Mapping[int | None, Check], model: str, figure: Path, as_json: bool
+) -> str:
+    """The checks as tables or as JSON; also draws them into `figure`."""
     named = {"measured" if w is None else f"width {w}": found for w, found in checks.items()}
     panels = [panel(f"{name} by layer", named, name, bars="error") for name in ("c", "q")]
     draw_kernels(panels, f"{model}, measured and predicted", figure)
     if as_json:
-        return json.dumps(_answer(checks, model, figure), indent=2)
+        return json.dumps(_as_json(checks, model, figure), indent=2)
     tables = [f"{label}: {found}" for label, found in named.items()]
     return "\n\n".join([*tables, str(figure)])
 
 
-def _answer(checks: Mapping[int | None, Check], model: str, figure: Path) -> dict[str, object]:
+def _as_json(checks: Mapping[int | None, Check], model: str, figure: Path) -> dict[str, object]:
     return {
         "model": model,
         "agrees": list(checks.values())[-1].agrees,
@@ -222,14 +210,14 @@ def _answer(checks: Mapping[int | None, Check], model: str, figure: Path) -> dic
                 "tolerance": found.tolerance,
                 "seeds": found.seeds,
                 "pairs": found.pairs,
-                "nodes": [_row(row) for row in found.comparisons],
+                "nodes": [_node_as_json(row) for row in found.comparisons],
             }
             for width, found in checks.items()
         ],
     }
 
 
-def _row(row: Comparison) -> dict[str, object]:
+def _node_as_json(row: Comparison) -> dict[str, object]:
     m = row.measured
     values = {
         "q_predicted": row.predicted.q,
@@ -244,5 +232,5 @@ def _row(row: Comparison) -> dict[str, object]:
 
 
 def layers(found: Check) -> list[Comparison]:
-    """The input, and what comes out of every activation."""
+    """The input, and the output of every activation."""
     return [row for row in found.comparisons if row.measured.kind in ("Input", "Activation")]

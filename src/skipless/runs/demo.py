@@ -2,9 +2,9 @@
 
     python -m skipless.runs.demo out
 
-About three minutes on two cores. A network without shortcuts and normalisation, with ReLU on the
-edge of chaos and with TReLU, beside the ResNet with BatchNorm that it is made from. Each is trained
-with every learning rate of one grid, and its best run is shown.
+Takes about three minutes on two cores. A network without shortcuts and normalisation, with ReLU on
+the edge of chaos and with TReLU, beside the ResNet with BatchNorm from which it is made. Each is
+trained with every learning rate of one grid, and the page shows its best run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from skipless.train.data import load_data
 
 from .configuration import Configuration
 from .kernels import network_curve
-from .search import trained
+from .search import train_grid
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 BASE = Configuration(
@@ -40,7 +40,7 @@ BASE = Configuration(
 
 @dataclass(frozen=True)
 class Network:
-    """What is compared, and how it is introduced."""
+    """A network to compare, and how to introduce it."""
 
     label: str
     description: str
@@ -50,54 +50,56 @@ class Network:
 NETWORKS = (
     Network(
         "Vanilla with ReLU",
-        "ResNet-50 with every shortcut and every normalisation layer taken out, and its weights "
-        "drawn on the edge of chaos, the best that was known for ReLU.",
+        "ResNet-50 without any shortcut or normalisation layer, its weights initialised on the "
+        "edge of chaos, the best known initialisation for ReLU.",
         replace(BASE, shortcut_weight=0.0, method="eoc"),
     ),
     Network(
         "Vanilla with TReLU",
-        "The same network, but its ReLUs have a slope below zero, which skipless has solved for.",
+        "The same network, but its ReLUs have a slope below zero, for which skipless solves.",
         replace(BASE, shortcut_weight=0.0, method="tat", eta=0.9),
     ),
     Network(
         "ResNet with BatchNorm",
         "The usual ResNet-50, with shortcuts and batch normalisation. Normalisation depends on the "
-        "batch, so that no C map describes it.",
+        "batch, so no C map describes it.",
         BASE,
     ),
 )
 
 INTRODUCTION = (
     "Deep networks are thought to need shortcut connections and normalisation layers. Without "
-    "them, a network of 50 layers takes any two images to almost the same output, and cannot "
-    "learn to tell them apart. skipless gives the activation function a slope below zero, just "
-    "large enough that it can."
+    "them, a network of 50 layers maps any two images to almost the same output, and cannot learn "
+    "to tell them apart. skipless gives the activation function a slope below zero, just large "
+    "enough that it can."
 )
 
 
 def main(
     folder: Path, networks: Sequence[Network] = NETWORKS, rates: Sequence[float] = RATES
 ) -> Path:
-    """The page, after all networks were trained and the table was printed."""
+    """Trains all networks and prints a table; returns the page."""
     runs = folder / "demo"
-    for old in runs.glob(f"*/{RUN}"):  # of an earlier demo, and nothing else
+    for old in runs.glob(f"*/{RUN}"):  # only folders of an earlier demo
         shutil.rmtree(old.parent)
-    grid = {_run(n, rate): replace(n.configuration, lr=rate) for n in networks for rate in rates}
+    grid = {
+        _run_name(n, rate): replace(n.configuration, lr=rate) for n in networks for rate in rates
+    }
     print(  # noqa: T201
         f"Training {len(networks)} networks of about 50 layers on handwritten digits, each with "
         f"{len(rates)} learning rates: {len(grid)} runs."
     )
     started = time.perf_counter()
-    records = trained(grid, runs)
-    by_network = {n: {rate: records[_run(n, rate)] for rate in rates} for n in networks}
+    records = train_grid(grid, runs)
+    by_network = {n: {rate: records[_run_name(n, rate)] for rate in rates} for n in networks}
     comparison = _comparison(by_network, time.perf_counter() - started)
     print("", results_table(comparison), "", conclusion(comparison), sep="\n")  # noqa: T201
     page = write_page(folder / "demo.html", comparison)
-    print(f"\nWhy this is so, in pictures: open {page.resolve()} in a browser.")  # noqa: T201
+    print(f"\nTo see why, open {page.resolve()} in a browser.")  # noqa: T201
     return page
 
 
-def _run(network: Network, rate: float) -> str:
+def _run_name(network: Network, rate: float) -> str:
     return f"{network.label}, rate {rate:g}"
 
 
@@ -120,14 +122,14 @@ def _comparison(records: Mapping[Network, Mapping[float, Record]], seconds: floa
             "Time": f"{seconds:.0f} s for all runs, on {machine['cores']} cores",
             "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
             "Date": str(some.run["started"]),
-            "Again": "make demo",
+            "Reproduce": "make demo",
         },
     )
 
 
 def _contestant(network: Network, runs: Mapping[float, Record]) -> Contestant:
     given = network.configuration
-    grid = {rate: _final(record, given.epochs) for rate, record in runs.items()}
+    grid = {rate: _final_accuracy(record, given.epochs) for rate, record in runs.items()}
     best = max(runs, key=lambda rate: -1.0 if math.isnan(grid[rate]) else grid[rate])
     record = runs[best]
     return Contestant(
@@ -143,8 +145,8 @@ def _contestant(network: Network, runs: Mapping[float, Record]) -> Contestant:
     )
 
 
-def _final(record: Record, all_epochs: int) -> float:
-    """The last validation accuracy, or NaN for a run that did not come to its end."""
+def _final_accuracy(record: Record, all_epochs: int) -> float:
+    """The last validation accuracy, or NaN for a run that did not finish."""
     epochs, accuracies = (record.series("validation", name)[1] for name in ("epoch", "top1"))
     return accuracies[-1] if epochs and epochs[-1] == all_epochs else math.nan
 

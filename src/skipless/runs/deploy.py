@@ -1,12 +1,8 @@
-"""A network becomes an ONNX file, and is measured: what `skipless deploy` does.
+"""`skipless deploy`: a network becomes ONNX files, which are measured and compared.
 
-The numbers are those of files, for these are what runs on a device: of the network as it was, of
-the folded one, of that in 8-bit integers, and of the folded one that it is compared with.
-Parameters are counted in the networks.
-
-How often files are right on a data set, and how often they agree with each other.
-
-A deployment in sections of a report, and its files: report.json, report.md and report.html.
+The numbers are those of files, because files are what runs on a device: the network as it is, the
+folded one, the folded one in 8-bit integers, and a folded baseline. Parameters are counted in the
+networks. The report is written as report.json, report.md and report.html.
 """
 
 from __future__ import annotations
@@ -34,83 +30,48 @@ from skipless.torch.fold import fold
 from skipless.train.data import Data, Split
 from skipless.train.process import cores
 
-from .candidates import Candidate, Shape, peer
+from .candidates import Candidate, Missing, Shape, baseline
 
+ORIGINAL, FOLDED, INT8, BASELINE = "original", "folded", "int8", "against"
 _CALIBRATION, _MOST = 256, 5000  # samples
 _BATCH = 32
+_AGREES = 1e-4  # outputs, relative to the largest
+_CONFIRMS = 0.01  # memory, relative
+_KEEPS = 0.01  # top-1 accuracy of INT8
+_MEMORY_RULES = (
+    "Peak activation memory is that of the best order of operations. It counts the inputs and "
+    "outputs of the current operation and all activations that a later one needs. Reshapes take no "
+    "memory, and elementwise operations, except Gelu, overwrite an input that nothing else reads. "
+    "Weights and scratch memory of kernels are not counted. The peak is computed from the file's "
+    "graph, and measured while onnxruntime runs the file operation by operation in that order."
+)
+_LEFT_OUT = {
+    ORIGINAL: "The network as it is cannot be exported",
+    BASELINE: "There is no baseline",
+    INT8: "INT8 is left out",
+}
+
+OnStep = Callable[[str], object]
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """Of a file on `samples` validation samples; `agreement` is with the first file."""
-
-    top1: float
-    agreement: float
-    samples: int
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Data as the network reads them."""
-
-    data: Data
-    normalize: Callable[[Tensor], Tensor] | None
-
-    def calibration(self) -> Iterator[np.ndarray]:
-        """Batches of training samples, not augmented."""
-        return (images for images, _ in self._batches(self.data.train, _CALIBRATION))
-
-    def validation(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Batches of validation samples with their labels; of many, some drawn once for all."""
-        return self._batches(self.data.validation, _MOST)
-
-    def _batches(self, split: Split, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        generator = torch.Generator().manual_seed(0)
-        chosen = torch.randperm(len(split), generator=generator)[:most].tolist()
-        for start in range(0, len(chosen), _BATCH):
-            images, labels = split.load(chosen[start : start + _BATCH], None)
-            images = images if self.normalize is None else self.normalize(images)
-            yield images.numpy(), labels.numpy()
-
-
-def accuracies(paths: Mapping[str, Path], prepared: Prepared) -> dict[str, Accuracy]:
-    """The accuracy of each file on the same samples."""
-    sessions = [session(path) for path in paths.values()]
-    right, same, samples = [0] * len(sessions), [0] * len(sessions), 0
-    for images, labels in prepared.validation():
-        answers = [output(running, images).argmax(1) for running in sessions]
-        samples += len(labels)
-        for number, answer in enumerate(answers):
-            right[number] += int((answer == labels).sum())
-            same[number] += int((answer == answers[0]).sum())
-    return {
-        name: Accuracy(r / samples, a / samples, samples)
-        for name, r, a in zip(paths, right, same, strict=True)
-    }
-
-
-ORIGINAL, FOLDED, INT8, PEER = "original", "folded", "int8", "against"
-Told = Callable[[str], object]
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What was asked for; `int8` is None if it depends on whether there are data."""
+class DeployRequest:
+    """What to write, and how to measure it; `int8` None quantises if there is data."""
 
     output: Path
     batch_size: int = 1
     int8: bool | None = None
     against: str | None = None
-    seconds: float = 10.0  # of timing, for each number of threads
+    seconds: float = 10.0  # of timing, per number of threads
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What one file takes: bytes, and seconds by the number of threads.
+class FileMetrics:
+    """The costs of one file: bytes, and seconds by number of threads.
 
-    `peak_memory` is computed from the graph, `measured_peak_memory` counted in a run. Of a
-    quantised file there is neither, for its graph is written for float32. For what else is None,
-    `unknown` has the operation whose shapes are not known.
+    `peak_memory` is computed from the graph, `measured_peak_memory` measured in a run. A quantised
+    file has neither, because its graph is written for float32. `unknown` names the operation whose
+    shapes are not known, for anything else that is None.
     """
 
     name: str
@@ -126,74 +87,129 @@ class Figures:
 
 
 @dataclass(frozen=True)
+class Accuracy:
+    """The accuracy of a file on `samples` validation samples, and its agreement with the first."""
+
+    top1: float
+    agreement: float
+    samples: int
+
+
+@dataclass(frozen=True)
 class Deployment:
-    """All that was found out about a network on its way to a device."""
+    """All that a report says about a network on its way to a device."""
 
     description: str
     shape: Shape
-    preparation: str  # of what the network reads
+    preparation: str  # of the inputs
     batch_size: int
-    figures: Mapping[str, Figures]
+    figures: Mapping[str, FileMetrics]
     remaining: tuple[str, ...]  # what could not be folded
-    difference: float  # of outputs, between the file and the model
+    difference: float  # largest, between the outputs of the file and of the model
     largest_output: float
     accuracy: Mapping[str, Accuracy]
-    lacking: Mapping[str, str]  # why there is no file of this kind
+    missing: Mapping[str, Missing]
 
     def as_mapping(self) -> dict[str, object]:
         """Everything by name, in types that JSON has."""
-        return asdict(self)
+        return {**asdict(self), "missing": {kind: str(why) for kind, why in self.missing.items()}}
 
 
-def deployed(given: Candidate, wish: Wish, told: Told = lambda step: None) -> Deployment:
-    """What was found out about `given`, whose files are in the folder of `wish` then.
+@dataclass(frozen=True)
+class PreparedData:
+    """Data as the network reads it."""
 
-    `told` hears of every step before it is taken.
-    """
+    data: Data
+    normalize: Callable[[Tensor], Tensor] | None
+
+    def calibration(self) -> Iterator[np.ndarray]:
+        """Batches of training samples, without augmentation."""
+        return (images for images, _ in self._batches(self.data.train, _CALIBRATION))
+
+    def validation(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Batches of validation samples with their labels; of many, a fixed random subset."""
+        return self._batches(self.data.validation, _MOST)
+
+    def _batches(self, split: Split, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        generator = torch.Generator().manual_seed(0)
+        chosen = torch.randperm(len(split), generator=generator)[:most].tolist()
+        for start in range(0, len(chosen), _BATCH):
+            images, labels = split.load(chosen[start : start + _BATCH], None)
+            images = images if self.normalize is None else self.normalize(images)
+            yield images.numpy(), labels.numpy()
+
+
+def measure_accuracy(paths: Mapping[str, Path], prepared: PreparedData) -> dict[str, Accuracy]:
+    """The accuracy of each file on the same samples."""
+    sessions = [session(path) for path in paths.values()]
+    right, same, samples = [0] * len(sessions), [0] * len(sessions), 0
+    for images, labels in prepared.validation():
+        answers = [output(running, images).argmax(1) for running in sessions]
+        samples += len(labels)
+        for number, answer in enumerate(answers):
+            right[number] += int((answer == labels).sum())
+            same[number] += int((answer == answers[0]).sum())
+    return {
+        name: Accuracy(r / samples, a / samples, samples)
+        for name, r, a in zip(paths, right, same, strict=True)
+    }
+
+
+def deploy(
+    candidate: Candidate, request: DeployRequest, on_step: OnStep = lambda step: None
+) -> Deployment:
+    """Writes the files of `candidate` and measures them; `on_step` hears of every step."""
     demand_onnx()
-    _demand_data(given, wish)
-    wish.output.mkdir(parents=True, exist_ok=True)
+    if request.int8 and isinstance(candidate.data, Missing):
+        raise ValueError(
+            f"--int8 needs data for calibration, but there is none: {candidate.data}. Drop --int8 "
+            "to do without."
+        )
+    request.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        return _Files(given, wish, Path(scratch), told).deployment()
+        return _Files(candidate, request, Path(scratch), on_step).deploy()
 
 
 class _Files:
     """The files of one deployment, as they are written."""
 
-    def __init__(self, given: Candidate, wish: Wish, scratch: Path, told: Told) -> None:
-        self.given, self.wish, self.scratch, self.told = given, wish, scratch, told
-        self.batch = given.examples(wish.batch_size)
-        self.other = peer(given, wish.against)
+    def __init__(
+        self, candidate: Candidate, request: DeployRequest, scratch: Path, on_step: OnStep
+    ) -> None:
+        self.candidate, self.request = candidate, request
+        self.scratch, self.on_step = scratch, on_step
+        self.batch = candidate.examples(request.batch_size)
+        self.baseline = baseline(candidate, request.against)
         self.paths: dict[str, Path] = {}
         self.names: dict[str, str] = {}
         self.parameters: dict[str, int] = {}
-        self.lacking: dict[str, str] = {}
+        self.missing: dict[str, Missing] = {}
 
-    def deployment(self) -> Deployment:
-        model = self.given.model.eval()
+    def deploy(self) -> Deployment:
+        model = self.candidate.model.eval()
         folded = fold(model, self.batch)
         self._write_original(model)
-        self.told("exporting the folded network")
-        path = export_onnx(model, self.batch, self.wish.output / "model.onnx")
+        self.on_step("exporting the folded network")
+        path = export_onnx(model, self.batch, self.request.output / "model.onnx")
         self._add(FOLDED, "folded", path, folded)
-        difference, largest = self._difference(model, path)
+        difference, largest = self._compare_outputs(model, path)
         accuracy = self._quantize(folded)
-        self._write_peer()
-        figures = self._figures()
-        # The exporter folds some that `fold` leaves, such as behind weights that are computed.
+        self._write_baseline()
+        figures = self._measure_files()
+        # The exporter folds some that `fold` leaves, such as those behind computed weights.
         norms = "BatchNormalization" in figures[FOLDED].operators
         remaining = [r for r in folded.meta["remaining"] if norms or "stays a BatchNorm" not in r]
         return Deployment(
-            self.given.description,
-            self.given.shape,
-            self.given.preparation,
-            self.wish.batch_size,
+            self.candidate.description,
+            self.candidate.shape,
+            self.candidate.preparation,
+            self.request.batch_size,
             figures,
             tuple(remaining),
             difference,
             largest,
             accuracy,
-            self.lacking,
+            self.missing,
         )
 
     def _add(self, kind: str, name: str, path: Path, model: nn.Module) -> None:
@@ -201,69 +217,70 @@ class _Files:
         self.parameters[kind] = sum(p.numel() for p in model.parameters())
 
     def _write_original(self, model: nn.Module) -> None:
-        self.told("exporting the network as it is")
+        self.on_step("exporting the network as it is")
         path = self.scratch / "original.onnx"
         try:
             write_onnx(copy.deepcopy(model), torch.cat([self.batch, self.batch]), path)
-        except RuntimeError as error:  # the folded one may do nevertheless
-            self.lacking[ORIGINAL] = str(error)
+        except RuntimeError as error:  # the folded one may export nevertheless
+            self.missing[ORIGINAL] = Missing(str(error))
         else:
             self._add(ORIGINAL, "as it is", path, model)
 
-    def _write_peer(self) -> None:
-        other = self.other
-        if isinstance(other, str):
-            self.lacking[PEER] = other
+    def _write_baseline(self) -> None:
+        other = self.baseline
+        if isinstance(other, Missing):
+            self.missing[BASELINE] = other
             return
-        self.told(f"exporting {other.name}")
-        model, batch = other.model.eval(), other.examples(self.wish.batch_size)
+        self.on_step(f"exporting {other.name}")
+        model, batch = other.model.eval(), other.examples(self.request.batch_size)
         path = export_onnx(model, batch, self.scratch / "against.onnx")
-        self._add(PEER, other.description, path, fold(model, batch))
+        self._add(BASELINE, other.description, path, fold(model, batch))
 
     def _quantize(self, folded: nn.Module) -> dict[str, Accuracy]:
-        """The accuracies before and after, if there are data to quantise with."""
-        path, before = self.wish.output / "model.int8.onnx", self.paths[FOLDED]
-        if self.wish.int8 is False or self.given.data is None:
-            path.unlink(missing_ok=True)  # of another network, perhaps
-        if self.given.data is None:
-            self.lacking[INT8] = self.given.lacking
+        """The accuracies before and after, if there is data to quantise with."""
+        path, before = self.request.output / "model.int8.onnx", self.paths[FOLDED]
+        data = self.candidate.data
+        if self.request.int8 is False or isinstance(data, Missing):
+            path.unlink(missing_ok=True)  # perhaps of another network
+        if isinstance(data, Missing):
+            self.missing[INT8] = data
             return {}
-        prepared = Prepared(self.given.data, self.given.normalize)
-        if self.wish.int8 is False:
-            self.lacking[INT8] = "it was not asked for"
+        prepared = PreparedData(data, self.candidate.normalize)
+        if self.request.int8 is False:
+            self.missing[INT8] = Missing("--no-int8")
         else:
-            self.told("quantising")
+            self.on_step("quantising")
             quantize_int8(before, path, prepared.calibration())
             self._add(INT8, "INT8", path, folded)
-        self.told("validating")
+        self.on_step("validating")
         kinds = [kind for kind in (FOLDED, INT8) if kind in self.paths]
-        return accuracies({kind: self.paths[kind] for kind in kinds}, prepared)
+        return measure_accuracy({kind: self.paths[kind] for kind in kinds}, prepared)
 
-    def _difference(self, model: nn.Module, path: Path) -> tuple[float, float]:
+    def _compare_outputs(self, model: nn.Module, path: Path) -> tuple[float, float]:
         """The largest difference between a file and its model, and the largest output."""
         with torch.no_grad():
             expected = model(self.batch)
         found = torch.from_numpy(output(session(path), self.batch.numpy()))
         return float((found - expected).abs().max()), float(expected.abs().max())
 
-    def _figures(self) -> dict[str, Figures]:
+    def _measure_files(self) -> dict[str, FileMetrics]:
         times = {}
         for threads in dict.fromkeys((1, cores())):
-            self.told(f"timing on {threads} thread{'s' * (threads > 1)}")
+            self.on_step(f"timing on {threads} thread{'s' * (threads > 1)}")
             times[threads] = latencies(
-                self.paths, self.batch.numpy(), threads=threads, seconds=self.wish.seconds
+                self.paths, self.batch.numpy(), threads=threads, seconds=self.request.seconds
             )
         figures = {}
         for kind in self.paths:
-            self.told(f"counting the memory of {self.names[kind]}")
-            figures[kind] = self._figures_of(kind, {n: of[kind] for n, of in times.items()})
+            self.on_step(f"counting the memory of {self.names[kind]}")
+            figures[kind] = self._measure_file(kind, {n: of[kind] for n, of in times.items()})
         return figures
 
-    def _figures_of(self, kind: str, latency: Mapping[int, float]) -> Figures:
+    def _measure_file(self, kind: str, latency: Mapping[int, float]) -> FileMetrics:
         path = self.paths[kind]
-        graph, _ = read_onnx(path, self.wish.batch_size)
+        graph, _ = read_onnx(path, self.request.batch_size)
         parts = (path, path.with_name(path.name + ".data"))
-        figures = Figures(
+        figures = FileMetrics(
             self.names[kind],
             self.parameters[kind],
             graph.kinds,
@@ -272,10 +289,10 @@ class _Files:
         )
         if kind == INT8:
             return figures
-        return self._with_counts(figures, graph, path)
+        return self._count(figures, graph, path)
 
-    def _with_counts(self, figures: Figures, graph: OnnxGraph, path: Path) -> Figures:
-        """The figures with what follows from the shapes in a graph, as far as they are known."""
+    def _count(self, figures: FileMetrics, graph: OnnxGraph, path: Path) -> FileMetrics:
+        """Adds what follows from the shapes in a graph, as far as they are known."""
         try:
             figures = replace(figures, multiply_adds=graph.multiply_adds)
         except UnknownShapeError as error:
@@ -292,34 +309,8 @@ class _Files:
         )
 
 
-def _demand_data(given: Candidate, wish: Wish) -> None:
-    if wish.int8 and given.data is None:
-        raise ValueError(
-            f"INT8 was asked for, which is calibrated with data, but {given.lacking}. Leave --int8 "
-            "out to do without."
-        )
-
-
-_RULES = (
-    "Peak activation memory is that of the order of operations that needs the least. Held are what "
-    "an operation reads and writes and what waits for others; reshapes hold nothing, and "
-    "elementwise operations, but for Gelu, write over an input that nothing else reads. Weights, "
-    "and what kernels need for themselves, do not count. It is computed from the graph of the "
-    "file, and counted while onnxruntime runs the file operation by operation in that order."
-)
-_AGREES = 1e-4  # outputs, relative to the largest
-_CONFIRMS = 0.01  # memory, relative
-_KEEPS = 0.01  # top-1 accuracy of INT8
-Cell = Callable[[Deployment, str], str]
-_LACKING = {
-    ORIGINAL: "The network as it is cannot be exported",
-    PEER: "Nothing is compared with",
-    INT8: "INT8 is left out",
-}
-
-
-def written(given: Deployment, output: Path) -> str:
-    """The report as text, once it is in `output` in all its forms."""
+def write_report(given: Deployment, output: Path) -> str:
+    """Writes the report into `output` in all its forms; returns it as text."""
     section = deployment_section(given)
     title = f"Deployed: {given.description}"
     write_atomically(output / "report.json", json.dumps(given.as_mapping(), indent=2) + "\n")
@@ -329,9 +320,9 @@ def written(given: Deployment, output: Path) -> str:
 
 
 def deployment_section(given: Deployment) -> Section:
-    """Every number side by side, and what follows from them."""
-    kinds = [kind for kind in (ORIGINAL, FOLDED, INT8, PEER) if kind in given.figures]
-    left_out = [f"{_LACKING[kind]}: {why.rstrip('.')}." for kind, why in given.lacking.items()]
+    """Every number side by side, with verdicts."""
+    kinds = [kind for kind in (ORIGINAL, FOLDED, INT8, BASELINE) if kind in given.figures]
+    left_out = [f"{_LEFT_OUT[kind]}: {str(m).rstrip('.')}." for kind, m in given.missing.items()]
     return Section(
         "deployment",
         given.description,
@@ -344,13 +335,13 @@ def deployment_section(given: Deployment) -> Section:
             "inputs": given.preparation,
             "batch": str(given.batch_size),
             "versions": ", ".join(f"{n} {metadata.version(n)}" for n in ("torch", "onnxruntime")),
-            "memory": _RULES,
+            "memory": _MEMORY_RULES,
         },
     )
 
 
-def _rows(given: Deployment) -> Iterator[tuple[str, Cell]]:
-    """Labels, and what a file has there; a dash where it has nothing."""
+def _rows(given: Deployment) -> Iterator[tuple[str, Callable[[Deployment, str], str]]]:
+    """Labels, and the cell of a file in that row; a dash if it has none."""
     of = lambda number: lambda d, kind: number(d.figures[kind])
     yield "parameters", of(lambda f: f"{f.parameters:,}")
     yield "multiply-adds", of(lambda f: _unknown(f, "multiply_adds") or _count(f.multiply_adds))
@@ -375,18 +366,18 @@ def _rows(given: Deployment) -> Iterator[tuple[str, Cell]]:
 
 
 def _verdicts(given: Deployment) -> Iterator[Verdict]:
-    folded, other = given.figures[FOLDED], given.figures.get(PEER)
+    folded, other = given.figures[FOLDED], given.figures.get(BASELINE)
     relative = given.difference / given.largest_output if given.largest_output else 0.0
     yield Verdict(
-        "The file gives what the network gives, to within 1e-4 of the largest output.",
+        "The file reproduces the network's outputs, to within 1e-4 of the largest.",
         relative <= _AGREES,
         f"The largest difference is {given.difference:.2g}, the largest output "
         f"{given.largest_output:.3g}.",
     )
     yield Verdict(
-        "Constants of activations, and BatchNorms, are folded into layers.",
+        "Constants of activations and BatchNorms are folded into layers.",
         not given.remaining,
-        f"What is left: {', '.join(folded.operators)}.",
+        f"Operators left: {', '.join(folded.operators)}.",
     )
     yield _memory_verdict(given)
     if other is not None and folded.peak_memory is not None and other.peak_memory:
@@ -405,23 +396,23 @@ def _verdicts(given: Deployment) -> Iterator[Verdict]:
             "INT8 loses no more than one point of top-1 accuracy.",
             after.top1 >= before.top1 - _KEEPS,
             f"{before.top1:.2%} before, {after.top1:.2%} after; {after.agreement:.2%} of the "
-            "answers are the same.",
+            "predictions are the same.",
         )
     else:
         yield Verdict("INT8 loses no more than one point of top-1 accuracy.", None, "")
 
 
 def _memory_verdict(given: Deployment) -> Verdict:
-    claim = "The computed peak of activation memory is what a run takes, to within 1 %."
+    claim = "The computed peak of activation memory matches a measured run, to within 1 %."
     unknown = [f.name for f in given.figures.values() if "peak_memory" in f.unknown]
     if unknown:
-        return Verdict(claim, None, f"It is not known: {', '.join(unknown)}.")
+        return Verdict(claim, None, f"Unknown for {', '.join(unknown)}.")
     counted = [figures for figures in given.figures.values() if figures.peak_memory is not None]
     unsearched = [figures.name for figures in counted if not figures.best_order]
     return Verdict(
         claim,
         all(_confirmed(figures) for figures in counted),
-        f"The order is the file's own; there are too many to search: {', '.join(unsearched)}."
+        f"Too many orders to search, so the file's own is used: {', '.join(unsearched)}."
         if unsearched
         else "",
     )
@@ -431,8 +422,8 @@ def _not_known(given: Deployment) -> list[str]:
     if not any(figures.unknown for figures in given.figures.values()):
         return []
     return [
-        "What is unknown could not be computed: at the operation that is named, shapes depend on "
-        "more than the shape of the input."
+        "Unknown values could not be computed: at the named operation, shapes depend on more than "
+        "the input's shape."
     ]
 
 
@@ -441,7 +432,7 @@ def _not_folded(remaining: tuple[str, ...]) -> list[str]:
     return [f"Not folded: {remaining[0]}.{more}"] if remaining else []
 
 
-def _confirmed(figures: Figures) -> bool:
+def _confirmed(figures: FileMetrics) -> bool:
     computed, measured = figures.peak_memory, figures.measured_peak_memory
     if computed is None or measured is None:
         return False
@@ -456,7 +447,7 @@ def _share(given: Deployment, kind: str, name: str) -> str:
     return f"{getattr(given.accuracy[kind], name):.2%}" if kind in given.accuracy else "-"
 
 
-def _unknown(figures: Figures, name: str) -> str | None:
+def _unknown(figures: FileMetrics, name: str) -> str | None:
     return f"unknown: {figures.unknown[name]}" if name in figures.unknown else None
 
 
@@ -465,7 +456,7 @@ def _count(number: int | None) -> str:
 
 
 def _megabytes(size: int | None) -> str:
-    """Bytes in MB of 1,000,000, as files and memories are sold; small ones in kB."""
+    """Bytes in MB of 1,000,000; small sizes in kB."""
     if size is None:
         return "-"
     return f"{size / 1e6:.3g} MB" if size >= 1e6 else f"{size / 1e3:.3g} kB"

@@ -1,17 +1,15 @@
-"""C maps of one network under several methods: what `skipless plot` and `make demo` show.
+"""Graphs of networks, and C maps under several methods: what `skipless plot` and `make demo` show.
 
-Runs of `skipless train` as a section of a report, with the C maps of the networks trained.
-
-The graph that a MODEL of the command line stands for, without its weights.
+`skipless report` imports this module, so it must not import torch before a network needs it.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 import numpy as np
 
@@ -24,10 +22,12 @@ from skipless.report.charts import runs_section
 from skipless.report.figures import CMapCurve
 from skipless.report.sections import Section
 
-from .configuration import Configuration
+from .configuration import Configuration, NetworkOptions, parse_model
+
+_MOST_LAYERS = 100_000
 
 
-def usual_activation(method: Method) -> str:
+def default_activation(method: Method) -> str:
     """The activation that the paper mostly pairs with a method."""
     match method:
         case TAT():
@@ -41,7 +41,7 @@ def usual_activation(method: Method) -> str:
 
 
 def label(method: Method, solution: Solution) -> str:
-    """How a figure or a table calls a method with its activation and the target that it met.
+    """A method with its activation and the target that it met, for figures and tables.
 
     >>> label(TAT(eta=0.95), solve(Graph.chain(50), TAT(eta=0.95)))
     'TAT leaky_relu η=0.95'
@@ -55,13 +55,26 @@ def label(method: Method, solution: Solution) -> str:
 def c_map_curve(
     graph: Graph, method: Method, activation: str | None = None, *, clamp: bool = False
 ) -> tuple[Solution, CMapCurve]:
-    """The solution and its local C map, global C map, and c value behind every activation."""
-    solution = solve(graph, method, activation or usual_activation(method), clamp=clamp)
-    return solution, solved_curve(graph, method, solution)
+    """Solves for `method`; returns the solution and its C maps."""
+    solution = solve(graph, method, activation or default_activation(method), clamp=clamp)
+    return solution, _curve(graph, method, solution)
 
 
-def solved_curve(graph: Graph, method: Method, solution: Solution) -> CMapCurve:
-    """The maps of a network whose activation was solved for."""
+def network_curve(configuration: Configuration) -> CMapCurve | None:
+    """The C maps of the network that is trained, if it is shaped.
+
+    They depend only on how its layers are connected, so a narrow network without data will do.
+    """
+    from .training import create_network
+
+    shaping = create_network(_narrow(configuration), (1, 1, 1), 1).shaping
+    if shaping is None:
+        return None
+    return _curve(shaping.graph, shaping.method, shaping.solution)
+
+
+def _curve(graph: Graph, method: Method, solution: Solution) -> CMapCurve:
+    """The local C map, the global C map, and the c value behind every activation."""
     c = np.linspace(-1.0, 1.0, 401)
     along = propagate(
         graph, q_map=lambda q: q, c_map=lambda c, _: float(solution.c_map(np.asarray(c)))
@@ -80,54 +93,25 @@ def solved_curve(graph: Graph, method: Method, solution: Solution) -> CMapCurve:
     )
 
 
-if TYPE_CHECKING:
-    from skipless.report.figures import CMapCurve
-
-# What decides on the C maps. Runs that agree in it have them computed once; all else may be of
-# another version.
-_NETWORK = (
-    "model", "width", "shortcut_weight", "norm", "activation", "negative_slope", "method", "eta",
-    "tau", "zeta", "sigma_b", "clamp",
-)  # fmt: skip
-
-
-def reported(records: Sequence[Record]) -> Section:
-    """The runs side by side; C maps that cannot be had are left out with a warning."""
-    return runs_section(records, _curves(records))
-
-
-def network_curve(given: Configuration) -> CMapCurve | None:
-    """The C maps of the network that is trained, if it is a shaped one.
-
-    They depend on how its layers are joined only, so that neither the data nor its full width is
-    needed.
-    """
-    from .training import network
-
-    shaping = network(_narrow(given), (1, 1, 1), 1).shaping
-    if shaping is None:
-        return None
-    return solved_curve(shaping.graph, shaping.method, shaping.solution)
-
-
 def _narrow(given: Configuration) -> Configuration:
-    """The same network with so few weights that drawing them takes no time."""
-    if given.model.startswith("wide_resnet"):  # widened or not, which decides on a projection
+    """The same network with so few weights that initialising them takes no time."""
+    if given.model.startswith("wide_resnet"):  # the width decides whether there is a projection
         return replace(given, width=min(2.0 if given.width is None else given.width, 2.0))
     return replace(given, width=1.0 if given.model.startswith("mlp") else 1 / 64)
 
 
-def _curves(records: Sequence[Record]) -> dict[Path, CMapCurve]:
-    """The C maps of all runs whose network was shaped, by folder."""
+def report_runs(records: Sequence[Record]) -> Section:
+    """The runs side by side; C maps that cannot be computed are left out with a warning."""
+    names = {own.name for own in fields(NetworkOptions)}  # all else may be of another version
     curves: dict[Path, CMapCurve] = {}
     known: dict[Configuration, CMapCurve | None] = {}
     problems: dict[str, Path] = {}
     for record in records:
-        configuration = record.run.get("configuration")
-        if record.run.get("solution") is None or not isinstance(configuration, dict):
+        stored = record.run.get("configuration")
+        if record.run.get("solution") is None or not isinstance(stored, dict):
             continue
         try:
-            given = Configuration.of({k: v for k, v in configuration.items() if k in _NETWORK})
+            given = Configuration.of({k: v for k, v in stored.items() if k in names})
             if given not in known:
                 known[given] = network_curve(given)
             if (curve := known[given]) is not None:
@@ -135,14 +119,11 @@ def _curves(records: Sequence[Record]) -> dict[Path, CMapCurve]:
         except (ValueError, ArithmeticError, OSError, ImportError) as error:
             problems.setdefault(str(error), record.folder)
     for problem, folder in problems.items():
-        warnings.warn(f"the report has no C maps of {folder}: {problem}", stacklevel=3)
-    return curves
+        warnings.warn(f"the report has no C maps of {folder}: {problem}", stacklevel=2)
+    return runs_section(records, curves)
 
 
-_MOST_LAYERS = 100_000
-
-
-def graph_of(
+def build_graph(
     model: str, shortcut_weight: float | None = None, shape: Sequence[int] | None = None
 ) -> Graph:
     """The graph of mlp:DEPTH, of a network by name, or of the user's own factory, as converted.
@@ -150,59 +131,54 @@ def graph_of(
     A chain needs no framework. A ResNet by name has no shortcuts unless a weight is given; in a
     factory's network the terms of sums then keep their proportions, as `convert` leaves them.
 
-    >>> graph_of("mlp:100")
+    >>> build_graph("mlp:100")
     Graph(201 nodes, 100 activations, depth 100)
     """
-    family, colon, rest = model.partition(":")
-    if colon and family not in ("mlp", "resnet", "wide_resnet"):
-        return _converted(model, shortcut_weight, shape)
+    if parse_model(model) == "factory":
+        return _build_converted(model, shortcut_weight, shape)
     if shape is not None:
-        raise ValueError(
-            f"An input shape was given, but the graph of {model} has none. Leave it out."
-        )
-    if colon and family == "mlp":
-        return _chain(rest, shortcut_weight)
-    return _named(model, shortcut_weight)
+        raise ValueError(f"--input does not apply to {model}, whose graph has no input shape")
+    if model.startswith("mlp:"):
+        return build_chain(model, shortcut_weight)
+    return _build_named(model, shortcut_weight)
 
 
-def _chain(text: str, shortcut_weight: float | None) -> Graph:
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise ValueError(
-            f"MODEL 'mlp:{text}' was asked for; a chain is written as mlp:DEPTH, such as mlp:100."
-        )
-    depth = int(text)
+def build_chain(model: str, shortcut_weight: float | None, most: int = _MOST_LAYERS) -> Graph:
+    """The graph of mlp:DEPTH, with `most` layers at most."""
+    text = model.removeprefix("mlp:")
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and 1 <= int(text) <= most):
+        raise ValueError(f"MODEL must be mlp:DEPTH with 1 to {most} layers, got {model}")
     if shortcut_weight is not None:
-        raise ValueError(
-            f"A shortcut weight of {shortcut_weight:g} was asked for, but mlp:{depth} has no "
-            "shortcuts. Leave it out."
-        )
-    if not 1 <= depth <= _MOST_LAYERS:
-        raise ValueError(f"A depth of {depth} was asked for; it must be 1 to {_MOST_LAYERS}.")
-    return Graph.chain(depth)
+        raise ValueError(f"{model} has no shortcuts: drop the shortcut weight {shortcut_weight:g}")
+    return Graph.chain(int(text))
 
 
-def _named(model: str, shortcut_weight: float | None) -> Graph:
-    from skipless.core.solution import EOC
+def _build_named(model: str, shortcut_weight: float | None) -> Graph:
     from skipless.models import create_model
     from skipless.models.create import parsed
 
-    weight = shortcut_weight
-    if parsed(model)[0] != "mlp" and weight is None:
-        weight = 0.0
-    # Thin, as only its graph is wanted.
-    width = 1 if parsed(model)[0] == "mlp" else 1 / 16
+    has_shortcuts = parsed(model)[0] != "mlp"
+    if has_shortcuts and shortcut_weight is None:
+        shortcut_weight = 0.0
     network = create_model(
-        model, width=width, input_size=32, num_classes=2, shortcut_weight=weight, method=EOC()
+        model,
+        width=1 / 16 if has_shortcuts else 1,  # thin, as only its graph is needed
+        input_size=32,
+        num_classes=2,
+        shortcut_weight=shortcut_weight,
+        method=EOC(),
     )
     assert network.shaping is not None
     return network.shaping.graph
 
 
-def _converted(model: str, shortcut_weight: float | None, shape: Sequence[int] | None) -> Graph:
+def _build_converted(
+    model: str, shortcut_weight: float | None, shape: Sequence[int] | None
+) -> Graph:
     from skipless.core.rescale import normalised_weights, reweight, to_residual_form
     from skipless.torch.trace import trace
 
-    from .candidates import imported, made
+    from .candidates import call_factory, import_factory
 
-    graph = to_residual_form(trace(*made(model, imported(model), {}, shape)))
+    graph = to_residual_form(trace(*call_factory(model, import_factory(model), {}, shape)))
     return reweight(graph, normalised_weights(graph, shortcut_weight))

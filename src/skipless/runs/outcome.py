@@ -1,4 +1,4 @@
-"""What came of a run, small enough to be kept in a data base and shared between machines."""
+"""The outcome of a run, small enough for a data base that machines share; never imports torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from skipless.record import Json, Record, number
 
-_DIGITS = 5  # significant ones: more than seeds leave the same
-_MOST_POINTS = 60  # of a training curve: more than a chart can show
+_DIGITS = 5  # significant ones; seeds differ in fewer
+_MOST_POINTS = 60  # of a training curve; a chart shows no more
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ValidationCurve:
 
 @dataclass(frozen=True)
 class TrainingCurve:
-    """Loss and accuracy while training; of a long run every few lines of its journal."""
+    """Loss and accuracy while training; for a long run, every few lines of its metrics."""
 
     epochs: list[float]
     loss: list[float]
@@ -34,9 +34,9 @@ class TrainingCurve:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that came to its end, or `diverged`: then it has no final numbers.
+    """A run that finished, or that `diverged`: then it has no final numbers.
 
-    `train_loss` and `train_accuracy` are means over the last epoch, as far as it was logged.
+    `train_loss` and `train_accuracy` are means over the logged steps of the last epoch.
     """
 
     diverged: bool
@@ -57,7 +57,7 @@ class Outcome:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Outcome:
-        """The outcome that `as_mapping` gave."""
+        """The outcome that `as_mapping` wrote."""
         curves = {
             "validation": ValidationCurve(**values["validation"]),
             "training": TrainingCurve(**values["training"]),
@@ -65,15 +65,15 @@ class Outcome:
         return cls(**{**values, **curves})
 
 
-def outcome_of(record: Record, finished: bool) -> Outcome:
-    """The outcome of a run that left `record`; one that was not `finished` has diverged."""
+def summarize_run(record: Record, finished: bool) -> Outcome:
+    """The outcome of the run in `record`; one that did not finish has diverged."""
     validation = _columns(record, "validation", ("epoch", "top1", "seconds"))
     training = _columns(record, "train", ("epoch", "loss", "accuracy", "seconds"))
     epochs, losses, accuracies, seconds = training
     last = [place for place, epoch in enumerate(epochs) if epoch > epochs[-1] - 1]
 
     def final(values: Sequence[float]) -> float | None:
-        return _rounded(fmean(values[place] for place in last)) if finished and last else None
+        return _round(fmean(values[place] for place in last)) if finished and last else None
 
     run = record.run
     machine, versions = run["machine"], run["versions"]
@@ -81,13 +81,13 @@ def outcome_of(record: Record, finished: bool) -> Outcome:
     assert isinstance(versions, dict)
     return Outcome(
         diverged=not finished,
-        top1=_rounded(validation[1][-1]) if finished else None,
+        top1=_round(validation[1][-1]) if finished else None,
         train_loss=final(losses),
         train_accuracy=final(accuracies),
-        seconds=_rounded(seconds[-1]) if seconds else None,
+        seconds=_round(seconds[-1]) if seconds else None,
         parameters=int(number(run, "parameters")),
-        validation=ValidationCurve(*(_all_rounded(column) for column in validation)),
-        training=TrainingCurve(*(_all_rounded(_thinned(column)) for column in training)),
+        validation=ValidationCurve(*([_round(v) for v in column] for column in validation)),
+        training=TrainingCurve(*([_round(v) for v in _thin(column)] for column in training)),
         started=str(run["started"]),
         machine=machine,
         versions=versions,
@@ -95,7 +95,7 @@ def outcome_of(record: Record, finished: bool) -> Outcome:
 
 
 def _columns(record: Record, kind: str, names: Sequence[str]) -> list[list[float]]:
-    """The numbers of all rows of a kind that have each of them, by name."""
+    """Columns of the rows of a kind that have all of the numbers."""
     rows = [
         row
         for row in record.metrics
@@ -104,17 +104,13 @@ def _columns(record: Record, kind: str, names: Sequence[str]) -> list[list[float
     return [[number(row, name) for row in rows] for name in names]
 
 
-def _thinned(values: Sequence[float]) -> Sequence[float]:
-    """At most so many of `values`, evenly spaced, the first and the last among them."""
+def _thin(values: Sequence[float]) -> Sequence[float]:
+    """At most `_MOST_POINTS` of `values`, evenly spaced, with the first and the last."""
     if len(values) <= _MOST_POINTS:
         return values
     step = (len(values) - 1) / (_MOST_POINTS - 1)
     return [values[round(place * step)] for place in range(_MOST_POINTS)]
 
 
-def _all_rounded(values: Sequence[float]) -> list[float]:
-    return [_rounded(value) for value in values]
-
-
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")

@@ -1,9 +1,9 @@
-"""The runs of a study, each given to one worker at a time, through a data base of Optuna.
+"""The runs of a study, each given to one worker at a time, through an Optuna data base.
 
-Trial number k of n is the k-th run: numbers are given out once, whatever the data base. A run whose
-trial failed, or whose worker is not heard of any more, is queued again as one more trial. Optuna's
-own grid sampler takes a failed trial for a visited one, and fails itself (KeyError) when a queued
-trial ends while another one is the last to run, so runs are not parameters here.
+Trial number k of n is the k-th run: every data base hands out a number only once. A run whose trial
+failed, or whose worker shows no sign of life, is queued again as another trial. Runs are not
+parameters here, because Optuna's grid sampler counts a failed trial as visited, and fails itself
+(KeyError) when a queued trial ends while another one is the last to run.
 """
 
 from __future__ import annotations
@@ -38,20 +38,18 @@ _SECONDS_TO_WAIT = 60  # for a lock of SQLite
 
 
 class SharedStudy:
-    """The runs called `names`, and what came of them, in the data base at `url`."""
+    """The runs called `names`, and their outcomes, in the data base at `url`."""
 
     def __init__(self, study: str, names: Sequence[str], url: str, seconds_until_dead: int) -> None:
         if seconds_until_dead < 2:
-            raise ValueError(
-                f"Workers were to be taken for dead after {seconds_until_dead} s. Give 2 or more."
-            )
+            raise ValueError(f"seconds_until_dead must be at least 2, got {seconds_until_dead}")
         self._names = names
         self._patience = seconds_until_dead
-        self._first_seen: dict[int, float] = {}  # trials that nobody works on yet
-        self._local = url.startswith("sqlite")  # so that all workers are of this machine
+        self._first_seen: dict[int, float] = {}  # trials that no worker has claimed
+        self._local = url.startswith("sqlite")  # so all workers are on this machine
         self._place = _without_password(url)
-        with self._reached():
-            self._storage = _opened(url, self._place, seconds_until_dead)
+        with self._name_errors():
+            self._storage = _open_storage(url, self._place, seconds_until_dead)
             self._study = optuna.create_study(
                 storage=self._storage,
                 sampler=optuna.samplers.RandomSampler(),  # never asked
@@ -61,49 +59,49 @@ class SharedStudy:
             )
 
     def close(self) -> None:
-        """Leave the data base."""
+        """Close the connections to the data base."""
         self._storage.engine.dispose()
 
     def done(self) -> int:
         """How many runs are done."""
-        with self._reached():
+        with self._name_errors():
             return len({self._name(t) for t in self._trials() if t.state == TrialState.COMPLETE})
 
     def outcomes(self) -> dict[str, Outcome]:
-        """What came of the runs that are done, by name."""
-        with self._reached():
+        """The outcomes of the runs that are done, by name."""
+        with self._name_errors():
             done = {self._name(t): t for t in self._trials() if t.state == TrialState.COMPLETE}
         return {n: Outcome.of(done[n].user_attrs[_OUTCOME]) for n in self._names if n in done}
 
     def running(self) -> list[str]:
-        """Names of the runs that some worker is doing."""
-        with self._reached():
+        """Names of the runs that are being trained."""
+        with self._name_errors():
             running = {self._name(t) for t in self._trials() if t.state == TrialState.RUNNING}
         return [name for name in self._names if name in running]
 
     def take(self, run: Callable[[str], Outcome]) -> bool:
-        """Whether there was a run that nobody else does, and that `run` was called with."""
-        with self._reached():
-            self._give_up_the_dead()
+        """Calls `run` with the name of a run that is left; returns False if there is none."""
+        with self._name_errors():
+            self._fail_dead_trials()
             trials = self._trials()
             for name in self._lost(trials):
                 self._study.enqueue_trial({}, user_attrs={_RUN: name})
             waiting = any(t.state == TrialState.WAITING for t in self._trials())
             if not waiting and len(trials) >= len(self._names):
                 return False
-            return self._one_trial(run)
+            return self._run_trial(run)
 
-    def _one_trial(self, run: Callable[[str], Outcome]) -> bool:
+    def _run_trial(self, run: Callable[[str], Outcome]) -> bool:
         taken: list[int] = []
         errors: list[BaseException] = []
 
         def objective(trial: optuna.Trial) -> float:
             try:
-                name = self._claimed(trial)
+                name = self._claim(trial)
                 taken.append(trial.number)
                 outcome = run(name)
                 trial.set_user_attr(_OUTCOME, outcome.as_mapping())
-            except UpdateFinishedTrialError:  # we were taken for dead
+            except UpdateFinishedTrialError:  # another worker thinks that we died
                 raise TrialPruned from None
             except BaseException as error:
                 errors.append(error)
@@ -115,22 +113,22 @@ class SharedStudy:
         except Exception:
             if errors and not isinstance(errors[0], TrialPruned):
                 raise errors[0] from None
-            # Optuna does not take the end of a trial that was given up while we were at it. What
-            # came of it is in the run's folder, for whoever takes it up.
+            # Optuna refuses the result of a trial that another worker failed in the meantime. Its
+            # outcome is in the run's folder, for the worker that takes it over.
             trials = self._trials()
             if not (taken and trials[taken[0]].state == TrialState.FAIL):
                 raise
         return bool(taken)
 
-    def _claimed(self, trial: optuna.Trial) -> str:
-        """The name of the run that is this trial's, unless there is none left for it."""
-        # Optuna's heartbeat begins at the same time; a trial without any would never be given up.
+    def _claim(self, trial: optuna.Trial) -> str:
+        """The name of this trial's run; the trial is pruned if no run is left for it."""
+        # Optuna's heartbeat starts at the same time; a trial without one would never be failed.
         self._storage.record_heartbeat(trial._trial_id)
         trial.set_user_attr(_WORKER, f"{platform.node()} {os.getpid()}")
         trials = self._trials()
         name = self._name(trials[trial.number])
         if name is None:
-            raise TrialPruned("another worker was given the last run")
+            raise TrialPruned("another worker has the last run")
         trial.set_user_attr(_RUN, name)
         for other in trials:
             if other.number != trial.number and self._name(other) == name:
@@ -140,32 +138,32 @@ class SharedStudy:
         return name
 
     def _lost(self, trials: Sequence[FrozenTrial]) -> list[str]:
-        """Runs that were begun, and that nobody does or has done, once all others were begun."""
+        """Runs that started but are neither done nor in training, once all have started."""
         if len(trials) < len(self._names):
-            return []  # because the next numbers stand for these
+            return []  # the next trial numbers stand for these
         over = (TrialState.FAIL, TrialState.PRUNED)
-        cared_for = {self._name(trial) for trial in trials if trial.state not in over}
-        return [name for name in self._names if name not in cared_for]
+        kept = {self._name(trial) for trial in trials if trial.state not in over}
+        return [name for name in self._names if name not in kept]
 
-    def _give_up_the_dead(self) -> None:
+    def _fail_dead_trials(self) -> None:
         optuna.storages.fail_stale_trials(self._study)
         for trial in self._trials() if self._local else ():
             if trial.state == TrialState.RUNNING and _is_gone(trial.user_attrs.get(_WORKER)):
-                self._give_up(trial)
+                self._fail(trial)
         now = time.monotonic()
         for trial in self._trials():
             if trial.state != TrialState.RUNNING or _WORKER in trial.user_attrs:
                 self._first_seen.pop(trial.number, None)
             elif now - self._first_seen.setdefault(trial.number, now) > self._patience:
-                # Killed before its first heartbeat, so Optuna would wait for it for ever.
-                self._give_up(trial)
+                # Killed before its first heartbeat, so Optuna would wait for it forever.
+                self._fail(trial)
 
-    def _give_up(self, trial: FrozenTrial) -> None:
+    def _fail(self, trial: FrozenTrial) -> None:
         with suppress(UpdateFinishedTrialError):
             self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def _name(self, trial: FrozenTrial) -> str | None:
-        """The run of a trial, which is known from the moment that the trial exists."""
+        """The run of a trial, known from the moment the trial exists."""
         if trial.number < len(self._names):
             return self._names[trial.number]
         return trial.user_attrs.get(_RUN)
@@ -175,21 +173,21 @@ class SharedStudy:
         return self._study.get_trials(deepcopy=False)
 
     @contextmanager
-    def _reached(self) -> Iterator[None]:
-        """Where the data base does not answer, say which, and what to do."""
+    def _name_errors(self) -> Iterator[None]:
+        """Turn errors of the data base into one that names it and says what to do."""
         with _quiet():
             try:
                 yield
             except (StorageInternalError, SQLAlchemyError) as error:
                 cause = error.__cause__ if isinstance(error, StorageInternalError) else error
                 raise OSError(
-                    f"The study in {self._place} cannot be reached: {_first(cause or error)}. See "
-                    "that the data base is there, or delete a file that is damaged; then start "
-                    "again: runs that are done are kept."
+                    f"Cannot reach the study in {self._place}: {_first_line(cause or error)}. "
+                    "Check that the data base exists, or delete a damaged file, and rerun: "
+                    "finished runs are kept."
                 ) from error
 
 
-def _opened(url: str, place: str, seconds_until_dead: int) -> optuna.storages.RDBStorage:
+def _open_storage(url: str, place: str, seconds_until_dead: int) -> optuna.storages.RDBStorage:
     local = url.startswith("sqlite")
     options = {"connect_args": {"timeout": _SECONDS_TO_WAIT}} if local else {"pool_pre_ping": True}
     tries_left = _TRIES
@@ -205,17 +203,17 @@ def _opened(url: str, place: str, seconds_until_dead: int) -> optuna.storages.RD
             break
         except ImportError as error:
             raise ImportError(
-                f"The study was to be kept in {place}, whose driver is not installed: "
-                f"{error.__cause__ or error}. Install it, or name another data base."
+                f"The driver of {place} is not installed: {error.__cause__ or error}. Install it, "
+                "or name another data base."
             ) from None
-        # Of the URL, of its port, of another version of Optuna.
+        # A wrong URL, a wrong port, another version of Optuna.
         except (ArgumentError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"The study was to be kept in {place}, which does not do: {_first(error)}. Give a "
-                "URL such as postgresql://user:password@host/name, or none for a file."
+                f"Cannot keep the study in {place}: {_first_line(error)}. Give a URL such as "
+                "postgresql://user:password@host/name, or none for a file."
             ) from None
         except (StorageInternalError, SQLAlchemyError, AssertionError):
-            # Several workers that set up the same data base at once are in each other's way.
+            # Workers that set up the same data base at the same time get in each other's way.
             if not tries_left:
                 raise
             time.sleep(0.2 + 0.3 * random.random())
@@ -227,24 +225,24 @@ def _opened(url: str, place: str, seconds_until_dead: int) -> optuna.storages.RD
 def _make_transactions_exclusive(engine: sqlalchemy.Engine) -> None:
     """Let no two transactions of SQLite overlap.
 
-    Optuna looks at a trial's state and then changes it, which is safe where SELECT ... FOR UPDATE
-    is. SQLite does not have that, and two workers would be given the same queued trial.
+    Optuna reads a trial's state and then changes it, which is safe with SELECT ... FOR UPDATE.
+    SQLite does not have that, so two workers could get the same queued trial.
     """
 
     @sqlalchemy.event.listens_for(engine, "connect")
-    def leave_transactions_to_us(connection: object, _: object) -> None:
+    def disable_autocommit(connection: object, _: object) -> None:
         connection.isolation_level = None  # pyright: ignore[reportAttributeAccessIssue]
 
     @sqlalchemy.event.listens_for(engine, "begin")
     def begin(connection: sqlalchemy.Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    engine.dispose()  # connections from before
+    engine.dispose()  # drop older connections
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing of Optuna's log, nor of its warnings that heartbeats are an experiment."""
+    """Silence Optuna's log, and its warnings that heartbeats are experimental."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -258,14 +256,14 @@ def _quiet() -> Iterator[None]:
 def _without_password(url: str) -> str:
     try:
         return sqlalchemy.make_url(url).render_as_string(hide_password=True)
-    except (ArgumentError, ValueError):  # of what is no URL, or of a port that is no number
+    except (ArgumentError, ValueError):  # not a URL, or a port that is not a number
         return re.sub(r":[^:@/]*@", ":***@", url)
 
 
 def _is_gone(worker: str | None) -> bool:
-    """Whether a worker was a process of this machine, and has ended: no need to wait for it."""
+    """Whether a worker was a process of this machine that has ended: no need to wait for it."""
     node, _, number = (worker or "").rpartition(" ")
-    if node != platform.node() or sys.platform == "win32":  # where a signal 0 would end it
+    if node != platform.node() or sys.platform == "win32":  # where signal 0 would kill it
         return False
     try:
         os.kill(int(number), 0)
@@ -276,6 +274,6 @@ def _is_gone(worker: str | None) -> bool:
     return False
 
 
-def _first(error: BaseException) -> str:
-    """The first line of an error of SQLAlchemy; the rest is its query, and links."""
+def _first_line(error: BaseException) -> str:
+    """The first line of a SQLAlchemy error, without its query and links."""
     return str(error).splitlines()[0].rstrip(".")

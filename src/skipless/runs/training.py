@@ -1,19 +1,11 @@
-"""A configuration becomes a run: what `skipless train` does, and every experiment that trains.
-
-The configuration of a run that was trained earlier, as its run.json tells it.
-
-A run of `skipless train` as the teacher of another one: `--teacher CHECKPOINT`.
-
-What a run would be, told before it starts: `skipless train --dry-run`.
-"""
+"""A configuration becomes a run: built, trained, tried without training, or taught by another."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from skipless.core.network import fold
-from skipless.core.solution import Method
 from skipless.models import MLP, ResNet, create_model
 from skipless.models.create import parsed
 from skipless.optim import KFACSettings, create_optimizer
@@ -37,31 +28,271 @@ from skipless.train.engine import Engine, RunStatus
 from skipless.train.journal import provenance
 from skipless.train.memory import TrainingMemory, estimate_memory
 from skipless.train.process import Process, cores, process_group
-from skipless.train.settings import DEFAULT_MARKS, Settings
+from skipless.train.settings import Settings
 from skipless.train.teacher import Teacher
 
-from .configuration import Configuration, flag, method_of, options
+from .configuration import Configuration, DataOptions, flag, options
+
+# Safe starts for networks of 50 layers without shortcuts and batches of 128. Normalised networks
+# take ten times as much; a search over a few values is better.
+DEFAULT_RATES = {
+    "sgd": 0.003,
+    "lars": 0.3,
+    "muon": 0.001,
+    "adamw": 0.0003,
+    "soap": 0.001,
+    "kfac": 0.003,
+}
+_MOST_WORKERS = 16  # more than decode images as fast as a GPU takes them
+_COSINES = (-1.0, 0.0, 0.5, 0.9)
 
 
-def stored_configuration(record: Record) -> Configuration:
-    """What a run was started with, as far as this version has these options.
+@dataclass(frozen=True)
+class Run:
+    """All parts of a run, built from its configuration.
+
+    `teacher_origin` identifies the teacher in `run.json`: its run, step and checksum.
+    """
+
+    model: ResNet | MLP
+    optimizer: Optimizer
+    data: Data
+    settings: Settings
+    normalize: Callable[[Tensor], Tensor] | None
+    teacher: Teacher | None = None
+    teacher_origin: dict[str, Json] | None = None
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+
+def train(
+    configuration: Configuration, output: Path, *, resume: bool = False, progress: bool = True
+) -> tuple[RunStatus, Record | None]:
+    """Trains; returns how far the run came, and its record.
+
+    Args:
+        configuration: What to train, and how.
+        output: Folder of the run.
+        resume: Continue the run in `output` from its newest checkpoint.
+        progress: Show a progress bar.
+
+    Under `torchrun`, only the first process returns a record.
+    """
+    with process_group(configuration.device, configuration.threads) as process:
+        _require_free_folder(output, process, resume)
+        run = build_run(configuration, process)
+        if resume:
+            _require_same_teacher(output, run.teacher_origin)
+        engine = Engine(
+            run.model,
+            run.optimizer,
+            run.data,
+            run.settings,
+            process,
+            run.normalize,
+            run.teacher,
+        )
+        if process.is_main:
+            _write_run_json(configuration, run, process, output)
+        ending = engine.run(output, resume=resume, progress=progress)
+        return ending, Record.read(output) if process.is_main else None
+
+
+def dry_run(configuration: Configuration) -> tuple[Run, TrainingMemory]:
+    """The run without its training, and the memory per process, estimated from one small step."""
+    with process_group("cpu", configuration.threads):
+        run = build_run(configuration, Process())
+        images, _ = run.data.train.load(range(4), None)
+        images = images if run.normalize is None else run.normalize(images)
+        teacher = None if run.teacher is None else run.teacher.network
+        return run, estimate_memory(run.model, run.optimizer, images, run.settings, teacher)
+
+
+def build_run(configuration: Configuration, process: Process) -> Run:
+    """The run that `configuration` describes, on the device of `process`."""
+    data = load_images(configuration)
+    torch.manual_seed(configuration.seed)  # the same weights in every process
+    model = create_network(configuration, data.shape, data.num_classes)
+    channels_last = _channels_last(configuration, model, process)
+    layout = torch.channels_last if channels_last else torch.preserve_format
+    model = model.to(process.device)
+    model = model.to(memory_format=layout)  # pyright: ignore[reportCallIssue] - torch takes it
+    lr = configuration.lr
+    optimizer = create_optimizer(
+        configuration.optimizer,
+        model,
+        lr=DEFAULT_RATES[configuration.optimizer] if lr is None else lr,
+        momentum=configuration.momentum,
+        l2=configuration.l2,
+        nesterov=configuration.nesterov,
+        kfac=_kfac_settings(configuration),
+    )
+    teacher, origin = _load_teacher(configuration, data, process)
+    if teacher is not None:
+        teacher.network.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
+    workers = configuration.workers
+    if workers is None:
+        workers = _default_workers() if data.train.slow else 0
+    settings = replace(configuration, channels_last=channels_last, workers=workers)
+    normalize = input_normalization(configuration)
+    return Run(model, optimizer, data, settings, normalize, teacher, origin)
+
+
+def load_images(options: DataOptions) -> Data:
+    """The data that `options` name."""
+    folder = options.data_folder
+    return load_data(
+        options.data,
+        folder=None if folder is None else Path(folder).expanduser(),
+        image_size=options.image_size,
+        augment=options.augment,
+        train_size=options.train_size,
+        validation_size=options.validation_size,
+    )
+
+
+def create_network(
+    configuration: Configuration, shape: tuple[int, int, int], num_classes: int
+) -> ResNet | MLP:
+    """The network of a configuration, for images of a shape."""
+    channels, height, width = shape
+    method = configuration.build_method()
+    weight = configuration.shortcut_weight
+    has_shortcuts = parsed(configuration.model)[0] != "mlp"
+    if method is not None and weight is None and configuration.norm is None and has_shortcuts:
+        weight = 0.0  # what shaping is for
+    return create_model(
+        configuration.model,
+        num_classes=num_classes,
+        in_channels=channels + (configuration.normalize == "location"),
+        input_size=(height, width),
+        width=configuration.width,
+        shortcut_weight=weight,
+        norm=configuration.norm,
+        activation=configuration.activation,
+        negative_slope=configuration.negative_slope,
+        method=method,
+        clamp=configuration.clamp,
+        dropout=configuration.dropout,
+        distribution=configuration.distribution,
+        delta=configuration.delta,
+    )
+
+
+def input_normalization(options: DataOptions) -> Callable[[Tensor], Tensor] | None:
+    """What scales inputs to q = 1, if anything does."""
+    match options.normalize:
+        case "sample":
+            return normalize_per_sample
+        case "location":
+            return partial(normalize_per_location, channel_axis=1)
+        case "dataset":
+            return None
+
+
+def _kfac_settings(configuration: Configuration) -> KFACSettings:
+    if configuration.optimizer == "kfac":
+        return replace(configuration.kfac, seed=configuration.seed)
+    for name, own in options().items():
+        if own.group == "kfac" and own.value(configuration) != own.default:
+            raise ValueError(
+                f"{flag(name)} needs --optimizer kfac, got --optimizer {configuration.optimizer}"
+            )
+    return configuration.kfac
+
+
+def _channels_last(configuration: Configuration, model: nn.Module, process: Process) -> bool:
+    """Whether to lay images out with their channels last: by default where there are convolutions.
+
+    On CPUs, PyTorch 2.13 writes out of bounds in the backward pass of strided 1x1 convolutions with
+    fewer than 8 inputs in this layout, so networks with those do without it.
+    """
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    unsafe = process.device.type == "cpu" and any(
+        c.kernel_size == (1, 1) and c.stride != (1, 1) and c.in_channels // c.groups < 8
+        for c in convolutions
+    )
+    if configuration.channels_last is None:
+        return bool(convolutions) and not unsafe
+    if configuration.channels_last and unsafe:
+        raise ValueError(
+            f"{configuration.model} has strided 1x1 convolutions with fewer than 8 inputs, which "
+            "PyTorch gets wrong on CPUs with channels_last. Drop the option, or widen the network."
+        )
+    return configuration.channels_last
+
+
+def _default_workers() -> int:
+    """This machine's cores, less one, for each of the processes that train on it."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(1, min(_MOST_WORKERS, cores() // processes - 1))
+
+
+def _require_free_folder(output: Path, process: Process, resume: bool) -> None:
+    taken = process.is_main and (output / RUN).exists() and not resume
+    blocked = process.is_main and output.exists() and not output.is_dir()
+    taken, blocked = process.any_rank([taken, blocked])
+    if taken:
+        raise FileExistsError(
+            f"{output} already holds a run. Resume it with --resume --output {output}, or choose "
+            "another folder."
+        )
+    if blocked:
+        raise FileExistsError(f"--output {output} is a file. Name a folder.")
+
+
+def _write_run_json(configuration: Configuration, run: Run, process: Process, output: Path) -> None:
+    """Write `run.json`, which also keeps the earlier starts of a run that resumes."""
+    solution: Json = None
+    if (shaping := run.model.shaping) is not None:
+        solution = {"activation": shaping.solution.activation, **shaping.solution.parameters}
+    before: list[Json] = []
+    if (output / RUN).exists():
+        earlier = Record.read(output).run
+        history = earlier.pop("before", [])
+        before = [*(history if isinstance(history, list) else []), earlier]
+    described: dict[str, Json] = {
+        "configuration": configuration.as_mapping(),
+        "parameters": run.parameters,
+        "shape": list(run.data.shape),
+        "classes": run.data.num_classes,
+        "teacher": run.teacher_origin,
+        "solution": solution,
+        "processes": process.world,
+        "seed": configuration.seed,
+        **provenance(),
+        "before": before,
+    }
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        write_run(output, described)
+    except OSError as error:
+        raise OSError(
+            f"Cannot write {output / RUN}: {error.strerror or error}. Free some space, or choose "
+            "another --output."
+        ) from error
+
+
+def read_configuration(record: Record) -> Configuration:
+    """The configuration of an earlier run; options that this version lacks are dropped.
 
     >>> from pathlib import Path
-    >>> stored_configuration(Record(Path(), {"configuration": {"model": "mlp:7"}}, ())).model
+    >>> read_configuration(Record(Path(), {"configuration": {"model": "mlp:7"}}, ())).model
     'mlp:7'
     """
     path = record.folder / RUN
     stored = record.run.get("configuration")
     if not isinstance(stored, dict) or "model" not in stored:
         raise ValueError(
-            f"{path} does not say how its network is made: it has no configuration with a model. "
-            "Restore it, or name another run of skipless train."
+            f"{path} has no configuration with a model. Restore it, or name another run of "
+            "skipless train."
         )
     known = {name: value for name, value in stored.items() if name in options()}
     if unknown := [name for name in stored if name not in known]:
         warnings.warn(
-            f"{path} has options that are unknown here and left out: {', '.join(unknown)}. It was "
-            "written by another version.",
+            f"{path} has options of another version, which are ignored: {', '.join(unknown)}",
             stacklevel=2,
         )
     try:
@@ -74,397 +305,109 @@ def stored_configuration(record: Record) -> Configuration:
     return configuration
 
 
-Network = Callable[[Configuration, tuple[int, int, int], int], nn.Module]
-
-
-@dataclass(frozen=True)
-class TrainedTeacher:
-    """A teacher, and what a record says of it: run, step and checksum."""
-
-    teacher: Teacher
-    origin: dict[str, Json]
-
-
-def teacher_of(
-    given: Configuration, data: Data, process: Process, network: Network
-) -> TrainedTeacher | None:
-    """The teacher that a configuration names, on the device of `process`, if it names one.
-
-    `network` makes one from its configuration, for images of a shape and a number of classes.
-    """
-    if given.teacher is None:
-        _demand_unused(given)
-        return None
+def _load_teacher(
+    configuration: Configuration, data: Data, process: Process
+) -> tuple[Teacher | None, dict[str, Json] | None]:
+    """The teacher of a configuration, if it names one, and where it comes from."""
+    if configuration.teacher is None:
+        for name in ("teacher_weight", "teacher_temperature"):
+            if getattr(configuration, name) != getattr(Configuration(), name):
+                raise ValueError(f"{flag(name)} needs a trained network: --teacher RUN")
+        return None, None
     try:
-        run, checkpoint = find_checkpoint(given.teacher)
+        run, checkpoint = find_checkpoint(configuration.teacher)
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"--teacher: {error}") from None
     record = Record.read(run)
-    own = stored_configuration(record)
-    _demand_fitting(given, own, record, data)
+    own = read_configuration(record)
+    _require_same_inputs(configuration, own, record, data)
     weights = load_weights(checkpoint)
     try:
-        model = network(own, data.shape, data.num_classes)
+        model = create_network(own, data.shape, data.num_classes)
         model.load_state_dict(weights.tensors)
     except (RuntimeError, ValueError) as error:
-        raise ValueError(_unfit(checkpoint, run, error)) from None
-    if own.data != given.data and process.is_main:
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise ValueError(
+            f"The teacher in {checkpoint} does not fit these images and classes, or {run / RUN} "
+            f"describes another network: {reason}. Name another teacher."
+        ) from None
+    if own.data != configuration.data and process.is_main:
         warnings.warn(
-            f"the teacher in {run} was trained on {own.data}, and is asked about {given.data}: "
-            "see to it that the classes are the same, in the same order.",
+            f"the teacher in {run} was trained on {own.data}, the student on {configuration.data}: "
+            "make sure that their classes are the same, in the same order",
             stacklevel=2,
         )
-    teacher = Teacher(model.to(process.device), given.teacher_weight, given.teacher_temperature)
-    return TrainedTeacher(
-        teacher, {"run": str(run), "step": weights.step, "sha256": weights.sha256}
+    teacher = Teacher(
+        model.to(process.device), configuration.teacher_weight, configuration.teacher_temperature
     )
+    return teacher, {"run": str(run), "step": weights.step, "sha256": weights.sha256}
 
 
-def demand_same_teacher(output: Path, found: TrainedTeacher | None) -> None:
-    """Raise if the run in `output`, which is to go on, was started with another teacher."""
+def _require_same_inputs(
+    student: Configuration, teacher: Configuration, record: Record, data: Data
+) -> None:
+    """Raise unless teacher and student see the same images and know the same classes."""
+    shape = record.run.get("shape", list(data.shape))  # missing in older runs
+    classes = record.run.get("classes", data.num_classes)
+    pairs = (
+        ("number of classes", classes, data.num_classes),
+        ("image shape", shape, list(data.shape)),
+        ("--normalize", teacher.normalize, student.normalize),
+    )
+    for what, theirs, ours in pairs:
+        if theirs != ours:
+            raise ValueError(
+                f"Teacher and student must have the same {what}: {theirs} for the teacher in "
+                f"{record.folder}, {ours} for the student. Change one, or retrain the other."
+            )
+
+
+def _require_same_teacher(output: Path, origin: dict[str, Json] | None) -> None:
+    """Raise if the run in `output`, which is about to resume, started with another teacher."""
     if not (output / RUN).exists():
         return
     before = Record.read(output).run.get("teacher")
     if not isinstance(before, dict):
         return
-    if found is None or found.origin["sha256"] != before.get("sha256"):
-        now = "none" if found is None else f"step {found.origin['step']} of {found.origin['run']}"
+    if origin is None or origin["sha256"] != before.get("sha256"):
+        now = "none" if origin is None else f"step {origin['step']} of {origin['run']}"
         raise ValueError(
-            f"The run in {output} was started with the teacher of step {before.get('step')} of "
-            f"{before.get('run')}, and would go on with another one: {now}. Name the checkpoint of "
-            "that step by --teacher, or start another run."
+            f"The run in {output} started with step {before.get('step')} of {before.get('run')} as "
+            f"its teacher, got {now}. Name the original checkpoint by --teacher, or start a new "
+            "run."
         )
 
 
-def _demand_unused(given: Configuration) -> None:
-    for name in ("teacher_weight", "teacher_temperature"):
-        if getattr(given, name) != getattr(Configuration(), name):
-            raise ValueError(
-                f"{flag(name)} was given without a teacher. Leave it out, or name a trained run by "
-                "--teacher."
-            )
-
-
-def _demand_fitting(given: Configuration, own: Configuration, record: Record, data: Data) -> None:
-    """Raise if teacher and student do not see the same images, or do not know the same classes."""
-    shape = record.run.get("shape", list(data.shape))  # which older runs do not tell
-    classes = record.run.get("classes", data.num_classes)
-    pairs = (
-        ("classes", classes, data.num_classes),
-        ("images of shape", shape, list(data.shape)),
-        ("images with --normalize", own.normalize, given.normalize),
-    )
-    for what, theirs, ours in pairs:
-        if theirs != ours:
-            raise ValueError(
-                f"The teacher in {record.folder} knows {what} {theirs}, and the network to be "
-                f"trained has {ours}. Both must have the same: change the one, or train the other "
-                "anew."
-            )
-
-
-def _unfit(checkpoint: Path, run: Path, error: Exception) -> str:
-    reason = " ".join(str(error).split())[:300].rstrip(".")
-    return (
-        f"The teacher in {checkpoint} does not fit these images and classes, or {run / RUN} is "
-        f"that of another network: {reason}. Name another one."
-    )
-
-
-_MOST_WORKERS = 16  # more than decode images as fast as a GPU takes them
-
-# Safe starts for networks of 50 layers without shortcuts and batches of 128. Normalised networks
-# take ten times as much; a search over a few values is better.
-USUAL_RATES = {
-    "sgd": 0.003,
-    "lars": 0.3,
-    "muon": 0.001,
-    "adamw": 0.0003,
-    "soap": 0.001,
-    "kfac": 0.003,
-}
-
-
-@dataclass(frozen=True)
-class Assembly:
-    """All parts of a run, made from its configuration."""
-
-    model: ResNet | MLP
-    optimizer: Optimizer
-    data: Data
-    settings: Settings
-    normalize: Callable[[Tensor], Tensor] | None
-    taught_by: TrainedTeacher | None = None
-
-    @property
-    def teacher(self) -> Teacher | None:
-        return None if self.taught_by is None else self.taught_by.teacher
-
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
-
-
-def assembled(configuration: Configuration, process: Process) -> Assembly:
-    """The parts of the run that `configuration` describes, on the device of `process`."""
-    given = configuration
-    folder = None if given.data_folder is None else Path(given.data_folder).expanduser()
-    data = load_data(
-        given.data,
-        folder=folder,
-        image_size=given.image_size,
-        augment=given.augment,
-        train_size=given.train_size,
-        validation_size=given.validation_size,
-    )
-    torch.manual_seed(given.seed)  # the same weights in every process
-    model = network(given, data.shape, data.num_classes)
-    channels_last = _channels_last(given, model, process)
-    layout = torch.channels_last if channels_last else torch.preserve_format
-    model = model.to(process.device)
-    model = model.to(memory_format=layout)  # pyright: ignore[reportCallIssue] - torch takes it
-    optimizer = create_optimizer(
-        given.optimizer,
-        model,
-        lr=USUAL_RATES[given.optimizer] if given.lr is None else given.lr,
-        momentum=given.momentum,
-        l2=given.l2,
-        nesterov=given.nesterov,
-        kfac=_kfac_settings(given),
-    )
-    taught_by = teacher_of(given, data, process, network)
-    if taught_by is not None:
-        taught_by.teacher.network.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
-    settings = _settings(given, data, channels_last)
-    return Assembly(model, optimizer, data, settings, normalization(given), taught_by)
-
-
-def _kfac_settings(given: Configuration) -> KFACSettings:
-    if given.optimizer == "kfac":
-        return replace(given.kfac, seed=given.seed)
-    for name, option in options().items():
-        if option.group == "kfac" and option.value(given) != option.default:
-            raise ValueError(
-                f"{flag(name)} needs --optimizer kfac, got --optimizer {given.optimizer}"
-            )
-    return given.kfac
-
-
-def _channels_last(given: Configuration, model: nn.Module, process: Process) -> bool:
-    """Whether images are laid out with their channels last: usually where there are convolutions.
-
-    On CPUs, PyTorch 2.13 overwrites memory that is not its own in the backward pass of 1x1
-    convolutions with a stride and less than 8 inputs in this layout, so these do without it.
-    """
-    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    unsafe = process.device.type == "cpu" and any(
-        c.kernel_size == (1, 1) and c.stride != (1, 1) and c.in_channels // c.groups < 8
-        for c in convolutions
-    )
-    if given.channels_last and unsafe:
-        raise ValueError(
-            f"channels_last was asked for, but {given.model} has 1x1 convolutions with a stride "
-            "and less than 8 inputs, which PyTorch gets wrong on CPUs in this layout. Leave it "
-            "out, or make the network wider."
-        )
-    return bool(convolutions) and not unsafe if given.channels_last is None else given.channels_last
-
-
-def train(
-    configuration: Configuration, output: Path, *, resume: bool = False, progress: bool = True
-) -> tuple[RunStatus, Record | None]:
-    """How far the run came, and its record; under `torchrun`, the first process has the record.
-
-    With `resume`, the run in `output` goes on from its newest checkpoint.
-    """
-    with process_group(configuration.device, configuration.threads) as process:
-        _demand_place(output, process, resume)
-        parts = assembled(configuration, process)
-        if resume:
-            demand_same_teacher(output, parts.taught_by)
-        engine = Engine(
-            parts.model,
-            parts.optimizer,
-            parts.data,
-            parts.settings,
-            process,
-            parts.normalize,
-            parts.teacher,
-        )
-        if process.is_main:
-            _write_description(output, _described(configuration, parts, process, output))
-        ending = engine.run(output, resume=resume, progress=progress)
-        return ending, Record.read(output) if process.is_main else None
-
-
-def rehearsed(configuration: Configuration) -> tuple[Assembly, TrainingMemory]:
-    """The parts of a run, and the memory that one process of it will take, from one small step."""
-    with process_group("cpu", configuration.threads):
-        parts = assembled(configuration, Process())
-        images, _ = parts.data.train.load(range(4), None)
-        images = images if parts.normalize is None else parts.normalize(images)
-        teacher = None if parts.teacher is None else parts.teacher.network
-        return parts, estimate_memory(parts.model, parts.optimizer, images, parts.settings, teacher)
-
-
-def method_in(configuration: Configuration) -> Method | None:
-    """The method that a configuration asks for by name."""
-    targets = {name: getattr(configuration, name) for name in ("eta", "tau", "zeta", "sigma_b")}
-    if configuration.method is not None:
-        return method_of(configuration.method, configuration.activation, targets)
-    if given := [name for name, value in targets.items() if value is not None]:
-        raise ValueError(f"{given[0]} was given without a method. Name one: --method tat.")
-    return None
-
-
-def network(given: Configuration, shape: tuple[int, int, int], num_classes: int) -> ResNet | MLP:
-    """The network that a configuration asks for, for images of a shape."""
-    channels, height, width = shape
-    method = method_in(given)
-    weight = given.shortcut_weight
-    has_shortcuts = parsed(given.model)[0] != "mlp"
-    if method is not None and weight is None and given.norm is None and has_shortcuts:
-        weight = 0.0  # what shaping is for
-    return create_model(
-        given.model,
-        num_classes=num_classes,
-        in_channels=channels + (given.normalize == "location"),
-        input_size=(height, width),
-        width=given.width,
-        shortcut_weight=weight,
-        norm=given.norm,
-        activation=given.activation,
-        negative_slope=given.negative_slope,
-        method=method,
-        clamp=given.clamp,
-        dropout=given.dropout,
-        distribution=given.distribution,
-        delta=given.delta,
-    )
-
-
-def _settings(given: Configuration, data: Data, channels_last: bool) -> Settings:
-    """What the engine is told: all that a configuration calls by the same name."""
-    workers = given.workers
-    if workers is None:
-        workers = _usual_workers() if data.train.slow else 0
-    same = {own.name: getattr(given, own.name) for own in fields(Settings)}
-    made = {"channels_last": channels_last, "workers": workers, "marks": _marks(given)}
-    return Settings(**(same | made))
-
-
-def _marks(given: Configuration) -> tuple[float, ...]:
-    """Where the rate falls, from a text such as "75/200,0.75"."""
-    if given.marks is None:
-        return DEFAULT_MARKS
-    if given.schedule != "step":
-        raise ValueError(
-            f"--marks {given.marks} was given, but the schedule is {given.schedule}. Leave it out, "
-            "or take --schedule step."
-        )
-    try:
-        return tuple(float(Fraction(mark.strip())) for mark in given.marks.split(","))
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(
-            f"--marks {given.marks!r} was given; write fractions of the run, such as 75/200,0.75."
-        ) from None
-
-
-def _usual_workers() -> int:
-    """As many as this machine has cores, less one, for each of the processes that train on it."""
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return max(1, min(_MOST_WORKERS, cores() // processes - 1))
-
-
-def normalization(given: Configuration) -> Callable[[Tensor], Tensor] | None:
-    match given.normalize:
-        case "sample":
-            return normalize_per_sample
-        case "location":
-            return partial(normalize_per_location, channel_axis=1)
-        case "dataset":
-            return None
-
-
-def _demand_place(output: Path, process: Process, resume: bool) -> None:
-    taken = process.is_main and (output / RUN).exists() and not resume
-    blocked = process.is_main and output.exists() and not output.is_dir()
-    taken, blocked = process.any_rank([taken, blocked])
-    if taken:
-        raise FileExistsError(
-            f"There is a run in {output} already. Go on with it: --resume --output {output}; or "
-            "name another folder."
-        )
-    if blocked:
-        raise FileExistsError(f"The output was to go to {output}, which is a file. Name a folder.")
-
-
-def _write_description(output: Path, run: dict[str, Json]) -> None:
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        write_run(output, run)
-    except OSError as error:
-        raise OSError(
-            f"The run was to be described in {output / RUN}, which cannot be written: "
-            f"{error.strerror or error}. Make room, or name another --output."
-        ) from error
-
-
-def _described(
-    configuration: Configuration, parts: Assembly, process: Process, output: Path
-) -> dict[str, Json]:
-    """What `run.json` says; of a run that goes on, also how it was started before."""
-    solution: Json = None
-    if (shaping := parts.model.shaping) is not None:
-        solution = {"activation": shaping.solution.activation, **shaping.solution.parameters}
-    before: list[Json] = []
-    if (output / RUN).exists():
-        earlier = Record.read(output).run
-        history = earlier.pop("before", [])
-        before = [*(history if isinstance(history, list) else []), earlier]
-    return {
-        "configuration": configuration.as_mapping(),
-        "parameters": parts.parameters,
-        "shape": list(parts.data.shape),
-        "classes": parts.data.num_classes,
-        "teacher": None if parts.taught_by is None else parts.taught_by.origin,
-        "solution": solution,
-        "processes": process.world,
-        "seed": configuration.seed,
-        **provenance(),
-        "before": before,
-    }
-
-
-_COSINES = (-1.0, 0.0, 0.5, 0.9)
-
-
-def told(configuration: Configuration, parts: Assembly, memory: TrainingMemory) -> str:
+def format_dry_run(configuration: Configuration, run: Run, memory: TrainingMemory) -> str:
     """The resolved configuration, the network, its C map and the memory, as text."""
-    settings = {**configuration.as_mapping(), "channels_last": parts.settings.channels_last}
-    settings["workers"] = parts.settings.workers
+    values = {**configuration.as_mapping(), "channels_last": run.settings.channels_last}
+    values["workers"] = run.settings.workers
     if configuration.lr is None:
-        settings["lr"] = USUAL_RATES[configuration.optimizer]
-    rows = [[name, _value(value)] for name, value in settings.items() if value is not None]
-    classes = parts.settings.classes_per_batch
-    batches = Batches(parts.data.train, parts.settings.batch_size, classes_per_batch=classes)
-    total = parts.settings.steps or parts.settings.epochs * batches.steps
+        values["lr"] = DEFAULT_RATES[configuration.optimizer]
+    words = {True: "yes", False: "no"}
+    rows = [
+        [name, words[value] if isinstance(value, bool) else str(value)]
+        for name, value in values.items()
+        if value is not None
+    ]
+    classes = run.settings.classes_per_batch
+    batches = Batches(run.data.train, run.settings.batch_size, classes_per_batch=classes)
+    total = run.settings.steps or run.settings.epochs * batches.steps
     return "\n\n".join(
         [
             table(["option", "value"], rows),
-            f"{type(parts.model).__name__} with {parts.parameters:,} parameters; "
-            f"{len(parts.data.train):,} images of shape {parts.data.shape} for training and "
-            f"{len(parts.data.validation):,} for validation; {total:,} steps, {batches.steps:,} an "
+            f"{type(run.model).__name__} with {run.parameters:,} parameters; "
+            f"{len(run.data.train):,} images of shape {run.data.shape} for training and "
+            f"{len(run.data.validation):,} for validation; {total:,} steps, {batches.steps:,} per "
             "epoch.",
-            _kernel(parts),
-            _memory(memory),
+            _format_kernel(run),
+            _format_memory(memory),
         ]
     )
 
 
-def _kernel(parts: Assembly) -> str:
-    """The predicted C map in numbers."""
-    shaping = parts.model.shaping
+def _format_kernel(run: Run) -> str:
+    shaping = run.model.shaping
     if shaping is None:
         return "The kernel is not shaped: the network is normalised, or its slopes are trained."
     graph, solution = shaping.graph, shaping.solution
@@ -475,7 +418,7 @@ def _kernel(parts: Assembly) -> str:
     return f"{head}\n\n{table(['predicted', 'value'], rows)}"
 
 
-def _memory(memory: TrainingMemory) -> str:
+def _format_memory(memory: TrainingMemory) -> str:
     parts = {
         "weights": memory.weights,
         "gradients": memory.gradients,
@@ -483,11 +426,7 @@ def _memory(memory: TrainingMemory) -> str:
         "activations": memory.activations,
         "their gradients": memory.passing,
         **({"teacher": memory.teacher} if memory.teacher else {}),
-        "together": memory.total,
+        "total": memory.total,
     }
     rows = [[name, f"{size / 2**20:,.1f} MiB"] for name, size in parts.items()]
-    return table(["memory, about, beside PyTorch itself", ""], rows)
-
-
-def _value(value: object) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+    return table(["estimated memory, without PyTorch itself", ""], rows)

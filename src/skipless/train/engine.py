@@ -199,7 +199,9 @@ class Engine:
         self.curvature_optimizer = optimizer if isinstance(optimizer, CurvatureOptimizer) else None
         self.training, self.validation = _dealt(data, settings, process, normalize)
         self.total = settings.steps or settings.epochs * self.training.steps
-        self.schedule = Schedule(settings.schedule, self.total, self._warmup(), settings.marks)
+        self.schedule = Schedule(
+            settings.schedule, self.total, self._warmup(), settings.mark_fractions
+        )
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         self.network, self.teacher = distribute(model, process), teacher
@@ -450,7 +452,7 @@ def _dealt(
             process.rank,
             process.world,
             settings.accumulate,
-            settings.workers,
+            settings.workers or 0,
             normalize,
             classes,
         )

@@ -1,17 +1,16 @@
-r"""How to train, whatever is trained.
+r"""Settings of the engine, whatever it trains, and the learning rate at each step.
 
-Learning rates over a run: linear warm-up, then steps, a cosine or a constant.
-
-They are functions of the number of the step and nothing else, so that a run that goes on from a
-checkpoint needs no state of its schedule.
+A learning rate depends on the number of the step alone: a linear warm-up, then steps, a cosine or a
+constant. A run that resumes from a checkpoint needs no state of its schedule.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
 from math import cos, pi
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 ScheduleName = Literal["step", "cosine", "constant"]
 
@@ -91,36 +90,56 @@ Precision = Literal["float32", "bfloat16"]
 _SEEDS = 2**32  # so that each process can have its own, derived from it
 
 
+def option(default: Any, help_: str, *, resumable: bool = False) -> Any:
+    """A dataclass field with the help text of its command-line option.
+
+    A `resumable` one may change when a run resumes, because it does not affect the numbers.
+    """
+    return field(default=default, metadata={"help": help_, "resumable": resumable})
+
+
 @dataclass(frozen=True)
 class Settings:
-    """All that the engine can be told.
+    """How to train, whatever is trained."""
 
-    `batch_size` is that of a step, over all processes and accumulated parts. `average` is the decay
-    of the moving average of the weights, `clip` the largest norm of a gradient. `checkpoint_every`
-    counts steps; without it there is one after each epoch. `classes_per_batch` is how many classes
-    the images of a step are of; without it, chance decides.
-    """
-
-    epochs: int = 90
-    batch_size: int = 128
-    classes_per_batch: int | None = None
-    steps: int | None = None  # instead of what `epochs` amounts to
-    schedule: ScheduleName = "cosine"
-    marks: tuple[float, ...] = DEFAULT_MARKS  # of the schedule "step"
-    warmup: float | None = None  # epochs; the paper's 5, but at most a tenth of the run
-    label_smoothing: float = 0.1
-    accumulate: int = 1
-    precision: Precision = "float32"
-    channels_last: bool = False
-    compile: bool = False
-    average: float | None = None
-    clip: float | None = None
-    seed: int = 0
-    workers: int = 0
-    log_every: int = 10
-    evaluate_every: int = 1
-    checkpoint_every: int | None = None
-    keep: int = 3
+    schedule: ScheduleName = option(  # noqa: RUF009 - a field
+        "cosine", "After the warm-up: a tenth at each of --marks, half a cosine, or constant."
+    )
+    marks: str | None = option(
+        None,
+        "step: where the learning rate drops to a tenth, as fractions of the run such as "
+        "75/200,0.75.  [default: 4/9,7/9]",
+    )
+    warmup: float | None = option(
+        None, "Epochs of linear warm-up.  [default: 5, or a tenth of a shorter run]"
+    )
+    epochs: int = option(90, "Passes over the training images.")
+    steps: int | None = option(None, "Steps to train, instead of --epochs.")
+    batch_size: int = option(128, "Images per step, over all processes and accumulated parts.")
+    classes_per_batch: int | None = option(
+        None, "Draw each batch from this many classes, equally many images of each."
+    )
+    accumulate: int = option(1, "Parts to split each batch into, to save memory.")
+    label_smoothing: float = option(0.1, "Share of the target spread over all classes.")
+    clip: float | None = option(None, "Clip gradients to this norm.")
+    average: float | None = option(
+        None, "Keep a moving average of the weights with this decay, such as 0.999."
+    )
+    precision: Precision = option("float32", "Precision of the forward pass.")  # noqa: RUF009
+    channels_last: bool | None = option(
+        None, "Use the channels-last memory format.  [default: for convolutions]"
+    )
+    compile: bool = option(False, "Compile the network with torch.compile.")
+    workers: int | None = option(
+        None, "Processes that decode images.  [default: as many as help]", resumable=True
+    )
+    seed: int = option(0, "Seed of weights, data order, augmentation and dropout.")
+    log_every: int = option(10, "Steps between lines of metrics.jsonl.")
+    evaluate_every: int = option(1, "Epochs between evaluations.")
+    checkpoint_every: int | None = option(
+        None, "Steps between checkpoints.  [default: one epoch]", resumable=True
+    )
+    keep: int = option(3, "Checkpoints to keep.", resumable=True)
 
     def __post_init__(self) -> None:
         least = {"epochs": 1, "batch_size": 1, "steps": 1, "accumulate": 1, "log_every": 1}
@@ -128,13 +147,28 @@ class Settings:
         for name, smallest in least.items():
             value = getattr(self, name)
             if value is not None and not smallest <= value < math.inf:
-                raise ValueError(f"{name} = {value} was asked for; give {smallest} or more.")
+                raise ValueError(f"{name} must be at least {smallest} and finite, got {value}")
         for name, given in (("label_smoothing", self.label_smoothing), ("average", self.average)):
             if given is not None and not 0.0 <= given < 1.0:
-                raise ValueError(
-                    f"{name} = {given} was asked for; give 0 or more, and less than 1."
-                )
+                raise ValueError(f"{name} must be in [0, 1), got {given}")
         if not 0 <= self.seed < _SEEDS:
-            raise ValueError(f"seed = {self.seed} was asked for; give one from 0 to 2^32 - 1.")
+            raise ValueError(f"seed must be from 0 to 2^32 - 1, got {self.seed}")
         if self.clip is not None and not self.clip > 0.0:
-            raise ValueError(f"clip = {self.clip} was asked for; a largest norm is more than 0.")
+            raise ValueError(f"clip must be above 0, got {self.clip}")
+        if self.marks is not None and self.schedule != "step":
+            raise ValueError(
+                f"marks belong to the schedule step, but the schedule is {self.schedule}. Drop "
+                f"--marks {self.marks}, or use --schedule step."
+            )
+
+    @property
+    def mark_fractions(self) -> tuple[float, ...]:
+        """The `marks` as numbers."""
+        if self.marks is None:
+            return DEFAULT_MARKS
+        try:
+            return tuple(float(Fraction(mark.strip())) for mark in self.marks.split(","))
+        except (ValueError, ZeroDivisionError):
+            raise ValueError(
+                f"marks must be fractions of the run, such as 75/200,0.75, got {self.marks!r}"
+            ) from None
