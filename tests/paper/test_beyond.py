@@ -62,7 +62,7 @@ def test_a_teacher_has_to_help_by_more_than_noise_and_by_half_of_the_gap(teacher
             ("vanilla, TReLU", "taught, share 0.9"): taught,
         },
     )
-    verdicts = [claim.verdict(found).holds for claim in ITEMS["distillation"].claims]
+    verdicts = [verdict.holds for verdict in ITEMS["distillation"].verdicts(found)]
     assert tuple(verdicts[:2]) == expected
     assert verdicts[3] is None
 
@@ -74,8 +74,7 @@ def test_each_claim_on_batches_reads_its_own_columns():
                 ("ResNet, BatchNorm", column): (0.6, 0.61, 0.62),
                 ("vanilla, TReLU", column): (better, better + 0.01, better),
             }
-            verdicts = [
-                claim.verdict(results("batch_sizes", cells)).holds
-                for claim in ITEMS["batch_sizes"].claims
+            found = ITEMS["batch_sizes"].verdicts(results("batch_sizes", cells))
+            assert [verdict.holds for verdict in found] == [
+                better > 0.5 if n == number else None for n in range(6)
             ]
-            assert verdicts == [better > 0.5 if n == number else None for n in range(6)]

@@ -12,7 +12,6 @@ import pytest
 from skipless.paper import ITEMS, reproduce
 from skipless.paper.item import (
     Cell,
-    Claim,
     Item,
     ScaleOverride,
     accuracy_by_column,
@@ -178,7 +177,7 @@ def test_computed_lines_are_drawn_panel_by_panel():
 def test_a_page_of_its_own_has_losses_of_each_row_and_the_c_maps_of_its_networks():
     run = {"model": "resnet18", "optimizer": "sgd", "shortcut_weight": 0.5}
     item = Item(
-        "table2", "T", None, "", (),
+        "table2", "T", None, "", {},
         (
             Cell("ReLU", "w = 0.5", {**run, "method": "eoc"}),
             Cell("ReLU", "w = 0", {**run, "method": "eoc", "shortcut_weight": 0.0}),
@@ -215,7 +214,7 @@ KEPT = Item(
     title="Table 2: tiny",
     label=None,
     introduction="",
-    claims=(Claim("It trains", lambda _: (True, "")),),
+    claims={"It trains": lambda _: (True, "")},
     cells=(Cell("kept", "x", TINY, 50.0), Cell("left out", "x", TINY)),
     overrides={"smoke": ScaleOverride(keep=lambda cell: cell.row == "kept")},
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 
-from .item import Claim, Item, ScaleOverride, cells, difference, judge_all, narrows, wins
+from .item import Item, Judgement, ScaleOverride, cells, difference, judge_all, narrows, wins
 from .results import Results
 from .scales import GAUSSIAN, OPTIMIZERS, Options
 from .tables import DEPTHS, is_50_layers_deep, networks, trelu_against_prelu
@@ -29,28 +29,17 @@ def table9() -> Item:
         label="table:width",
         minutes={"cpu": 7},
         introduction="Vanilla networks with EOC and TAT, and ResNets, with SGD and long training.",
-        claims=(
-            narrows(
-                "Twice the width narrows the gap between TAT and ResNets",
-                "ResNets less TAT",
-                ("50, {w}", "ResNets"),
-                ("50, {w}", "TAT"),
-                w=widths,
+        claims={
+            "Twice the width narrows the gap between TAT and ResNets": narrows(
+                "ResNets less TAT", ("50, {w}", "ResNets"), ("50, {w}", "TAT"), w=widths
             ),
-            wins(
-                "TAT is better with twice the width",
-                ("{d}, width 2x", "TAT"),
-                over=("{d}, width 1x", "TAT"),
-                d=DEPTHS,
+            "TAT is better with twice the width": wins(
+                ("{d}, width 2x", "TAT"), over=("{d}, width 1x", "TAT"), d=DEPTHS
             ),
-            wins(
-                "TAT beats EOC at every depth and width",
-                ("{d}, {w}", "TAT"),
-                over=("{d}, {w}", "EOC"),
-                d=DEPTHS,
-                w=widths,
+            "TAT beats EOC at every depth and width": wins(
+                ("{d}, {w}", "TAT"), over=("{d}, {w}", "EOC"), d=DEPTHS, w=widths
             ),
-        ),
+        },
         cells=cells(
             {
                 (50, "width 1x"): (72.0, 76.0, 76.7),
@@ -104,13 +93,12 @@ def table11() -> Item:
         minutes={"cpu": 12},
         introduction="Orthogonal weights at the centre of each kernel, or Gaussian ones in all of "
         "it.",
-        claims=tuple(
-            Claim(
-                f"{column}: both initialisations are level, as far as the paper's are",
-                lambda results, column=column: judge_all(_compare_weights(results, column), 4),
+        claims={
+            f"{column}: both initialisations are level, as far as the paper's are": partial(
+                _is_level, column=column
             )
             for column in columns
-        ),
+        },
         cells=cells(
             {
                 (50, "K-FAC", "Orth Delta"): (76.4, 72.6, 74.6),
@@ -129,10 +117,12 @@ def table11() -> Item:
     )
 
 
-def _compare_weights(results: Results, column: str) -> Iterator[tuple[bool, str]]:
+def _is_level(results: Results, column: str) -> Judgement:
     """Whether both initialisations are within the paper's largest difference, or noise."""
+    judged = []
     for row in ("50, K-FAC", "50, SGD", "101, K-FAC", "101, SGD"):
         if found := results.cells((f"{row}, Orth Delta", column), (f"{row}, Gaussian", column)):
             gap = difference(*found)
             holds = abs(gap.points) <= max(LEVEL, gap.noise)  # not if one of them diverged
-            yield holds, f"{row}: orthogonal {found[0]}, Gaussian {found[1]} ({gap})"
+            judged.append((holds, f"{row}: orthogonal {found[0]}, Gaussian {found[1]} ({gap})"))
+    return judge_all(judged, 4)

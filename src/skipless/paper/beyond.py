@@ -11,7 +11,6 @@ from skipless.runs.configuration import Configuration
 
 from .item import (
     Cell,
-    Claim,
     Item,
     Judgement,
     ScaleOverride,
@@ -50,20 +49,15 @@ def optimizers() -> Item:
         minutes={"cpu": 9},
         introduction="Vanilla TReLU networks of 50, 101 and 200 layers, each optimiser at the best "
         "of its learning rates, for the same number of epochs.",
-        claims=(
-            Claim("After the same epochs, no optimiser beats K-FAC at any depth", _best_by_epochs),
-            Claim(
-                "At depth 200, K-FAC is the first to the accuracy that SGD ends with, in seconds",
-                _first_in_time,
+        claims={
+            "After the same epochs, no optimiser beats K-FAC at any depth": _best_by_epochs,
+            "At depth 200, K-FAC is the first to the accuracy that SGD ends with, in seconds": (
+                _first_in_time
             ),
-            level(
-                "Every optimiser is at depth 200 within 2 points of depth 50",
-                ("{o}", "200"),
-                beside=("{o}", "50"),
-                margin=2.0,
-                o=OPTIMIZERS,
+            "Every optimiser is at depth 200 within 2 points of depth 50": level(
+                ("{o}", "200"), beside=("{o}", "50"), margin=2.0, o=OPTIMIZERS
             ),
-        ),
+        },
         cells=tuple(
             Cell(name, depth, {**vanilla(int(depth)), **TRELU, "optimizer": optimizer})
             for name, optimizer in OPTIMIZERS.items()
@@ -186,26 +180,20 @@ def batch_sizes() -> Item:
         "there are 3 epochs on 1,024 images: 3,072 steps with the smallest batches, and 48 with "
         "the largest; batches of one and two images have one learning rate, the others the best "
         "of two or three.",
-        claims=(
-            *(
-                wins(
-                    f"With batches of {images}, TReLU beats BatchNorm",
-                    (VANILLA, column),
-                    over=(RESNET, column),
+        claims={
+            **{
+                f"With batches of {images}, TReLU beats BatchNorm": wins(
+                    (VANILLA, column), over=(RESNET, column)
                 )
                 for images, column in beats.items()
+            },
+            "TReLU with batches of one image is not below TReLU with batches of 64": level(
+                (VANILLA, "1"), beside=(VANILLA, "64")
             ),
-            level(
-                "TReLU with batches of one image is not below TReLU with batches of 64",
-                (VANILLA, "1"),
-                beside=(VANILLA, "64"),
+            "With batches of 64 images of any class, BatchNorm is not below TReLU": level(
+                (RESNET, "64"), beside=(VANILLA, "64")
             ),
-            level(
-                "With batches of 64 images of any class, BatchNorm is not below TReLU",
-                (RESNET, "64"),
-                beside=(VANILLA, "64"),
-            ),
-        ),
+        },
         cells=tuple(
             Cell(row, column, {**network, **batch, "optimizer": "adamw"})
             for row, network in NETWORKS.items()
@@ -273,26 +261,20 @@ def distillation() -> Item:
         "same seed, at a temperature of 4, with a share of 0.5, 0.9 or 1 in the loss. All are "
         "trained by AdamW on the same images for the same number of epochs. At the scale cpu also "
         "on 512 of the 2,560 images, for as many steps, by the teacher that saw all of them.",
-        claims=(
-            wins(
-                f"With a teacher whose share is {SHARE:g}, the vanilla network beats itself alone",
-                (VANILLA, TAUGHT),
-                over=(VANILLA, ALONE),
+        claims={
+            f"With a teacher whose share is {SHARE:g}, the vanilla network beats itself alone": (
+                wins((VANILLA, TAUGHT), over=(VANILLA, ALONE))
             ),
-            Claim("The teacher closes at least half of the gap to itself", _closes_half_of_the_gap),
-            level(
-                f"No other share is above the usual one, {SHARE:g}",
+            "The teacher closes at least half of the gap to itself": _closes_half_of_the_gap,
+            f"No other share is above the usual one, {SHARE:g}": level(
                 (VANILLA, TAUGHT),
                 beside=(VANILLA, "taught, share {share:g}"),
                 share=[share for share in shares if share != SHARE],
             ),
-            wins(
-                "On a fifth of the teacher's images, the vanilla network with it beats itself "
-                "alone",
-                (VANILLA, few_taught),
-                over=(VANILLA, few_alone),
+            "On a fifth of the teacher's images, the vanilla network with it beats itself alone": (
+                wins((VANILLA, few_taught), over=(VANILLA, few_alone))
             ),
-        ),
+        },
         cells=(
             Cell(RESNET, ALONE, resnet),
             Cell(VANILLA, ALONE, vanilla),

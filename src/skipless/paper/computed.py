@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from skipless.core.solution import DKS, EOC, TAT, Method, Solution
 from skipless.core.solve import solve
 from skipless.core.theory import infinite_depth_c_map
 
-from .item import Claim, Item, Judgement, judge_all, panel_charts
+from .item import Item, Judgement, judge_all, panel_charts
 from .results import Results, Series, Value
 from .scales import ScaleName
 
@@ -56,14 +57,12 @@ def table1() -> Item:
         introduction="What each method asks of a network, here a chain of 100 layers, and what its "
         "solution has, computed by quadrature from the shaped activation. C_f(0), which says how "
         "alike two unrelated inputs become, is added where it is no condition.",
-        claims=(
-            Claim("Every solution meets the conditions of its method", _meets_conditions),
-            Claim(
-                "Only EOC with ReLU takes unrelated inputs to almost the same output, "
-                "C_f(0) > 0.99",
-                _only_eoc_degenerates,
-            ),
-        ),
+        claims={
+            "Every solution meets the conditions of its method": _meets_conditions,
+            (
+                "Only EOC with ReLU takes unrelated inputs to almost the same output, C_f(0) > 0.99"
+            ): _only_eoc_degenerates,
+        },
         compute=_compute_conditions,
     )
 
@@ -144,10 +143,10 @@ def figure2() -> Item:
         minutes={"cpu": 1},
         introduction="What whole networks make of the cosine similarity of two inputs. Under EOC "
         "all outputs become alike with depth; under TAT, with C_f(0) = 0.5, the map converges.",
-        claims=(
-            Claim("With depth, the C map of ReLU networks becomes flat at 1", _becomes_flat),
-            Claim("The C map of TReLU networks converges to that of proposition 3", _converges),
-        ),
+        claims={
+            "With depth, the C map of ReLU networks becomes flat at 1": _becomes_flat,
+            "The C map of TReLU networks converges to that of proposition 3": _converges,
+        },
         compute=_compute_c_maps,
         charts=lambda results: panel_charts(
             results.lines, "c of the inputs", "c of the outputs", -1.0, 1.0
@@ -297,23 +296,17 @@ def figure4() -> Item:
         "networks, with their standard deviation, beside what the C map predicts. TReLU starts "
         "from c = 0, DKS with SoftPlus from c = 0.8, as in the paper. The scale cpu leaves out "
         "width 1,000.",
-        claims=(
-            *(
-                Claim(
-                    f"With {distribution} weights, TReLU's error is smaller than DKS + SoftPlus's",
-                    lambda results, distribution=distribution: judge_all(
-                        _compare_settings(results, "largest error", distribution)
-                    ),
+        claims={
+            **{
+                f"With {weights} weights, TReLU's error is smaller than DKS + SoftPlus's": partial(
+                    _is_below_dks, quantity="largest error", distribution=weights
                 )
-                for distribution in DISTRIBUTIONS
+                for weights in DISTRIBUTIONS
+            },
+            "With Gaussian weights, TReLU's c values deviate less between networks": partial(
+                _is_below_dks, quantity="largest deviation", distribution="gaussian"
             ),
-            Claim(
-                "With Gaussian weights, TReLU's c values deviate less between networks",
-                lambda results: judge_all(
-                    _compare_settings(results, "largest deviation", "gaussian")
-                ),
-            ),
-        ),
+        },
         compute=_compute_kernel_errors,
         charts=lambda results: panel_charts(results.lines, "layer", "c value", 0.0, 1.0),
     )
@@ -345,14 +338,14 @@ def _compute_kernel_errors(scale: ScaleName) -> tuple[list[Value], list[Series]]
     return values, list(lines.values())
 
 
-def _compare_settings(
-    results: Results, quantity: str, distribution: str
-) -> Iterator[tuple[bool, str]]:
-    """Whether TReLU's quantity is below that of DKS, width by width."""
+def _is_below_dks(results: Results, quantity: str, distribution: str) -> Judgement:
+    """Whether a quantity is smaller for TReLU than for DKS at every width."""
+    judged = []
     widths = [v.column.split(", ")[1] for v in results.values if v.column.startswith(quantity)]
     for width in dict.fromkeys(widths):
         ours, theirs = (
             results.value(f"{setting.name}, {distribution}", f"{quantity}, {width}")
             for setting in (TRELU, DKS_SOFTPLUS)
         )
-        yield ours < theirs, f"{width}: {ours:.3f} against {theirs:.3f}"
+        judged.append((ours < theirs, f"{width}: {ours:.3f} against {theirs:.3f}"))
+    return judge_all(judged)

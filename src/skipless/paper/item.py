@@ -22,6 +22,7 @@ from .scales import SCALES, Option, Options, Scale, ScaleName
 
 Pair = tuple[Place, Place]
 Judgement = tuple[bool | None, str]  # whether a claim holds, None if it was not run; the evidence
+Judge = Callable[[Results], Judgement]
 
 # A difference within this many standard errors counts as noise. One seed has no standard error:
 # there, this many points do, which is about right for K-FAC, and too little for SGD on vanilla
@@ -66,44 +67,25 @@ def cells(
     )
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A statement about the results, and the function that judges it."""
-
-    text: str
-    judge: Callable[[Results], Judgement]
-
-    def verdict(self, results: Results | None) -> Verdict:
-        """Whether the claim holds; at the scale `smoke` networks are too small to say."""
-        sentence = f"{self.text}."
-        if results is None:
-            return Verdict(sentence, None, "There are no results.")
-        if results.scale == "smoke":
-            return Verdict(sentence, None, "The scale smoke only shows that everything runs.")
-        return Verdict(sentence, *self.judge(results))
-
-
-def wins(
-    text: str, better: Place, *, over: Place, margin: float = 0.0, **names: Iterable[object]
-) -> Claim:
-    """The claim that one cell is above another, by more than a margin and noise.
+def wins(better: Place, *, over: Place, margin: float = 0.0, **names: Iterable[object]) -> Judge:
+    """Judges whether one cell is above another, by more than a margin and noise.
 
     In the two places, {name} stands for each of `names` in turn.
     """
     pairs = expand_pairs(better, over, **names)
-    return Claim(text, lambda results: all_above(results, pairs, margin))
+    return lambda results: all_above(results, pairs, margin)
 
 
 def level(
-    text: str, one: Place, *, beside: Place, margin: float | None = None, **names: Iterable[object]
-) -> Claim:
-    """The claim that one cell is not below another by more than a margin, or else noise."""
+    one: Place, *, beside: Place, margin: float | None = None, **names: Iterable[object]
+) -> Judge:
+    """Judges whether one cell is not below another by more than a margin, or else noise."""
     pairs = expand_pairs(one, beside, **names)
-    return Claim(text, lambda results: none_below(results, pairs, margin))
+    return lambda results: none_below(results, pairs, margin)
 
 
-def narrows(text: str, label: str, one: Place, other: Place, **names: Iterable[object]) -> Claim:
-    """The claim that the lead of one cell over another gets smaller with the second of `names`."""
+def narrows(label: str, one: Place, other: Place, **names: Iterable[object]) -> Judge:
+    """Judges whether the lead of one cell over another is smaller with the second of `names`."""
 
     def judge(results: Results) -> Judgement:
         found = [results.cells(*pair) for pair in expand_pairs(one, other, **names)]
@@ -112,7 +94,7 @@ def narrows(text: str, label: str, one: Place, other: Place, **names: Iterable[o
             return None, ""
         return is_smaller(gaps[1], gaps[0]), f"{label}: {gaps[0]}, then {gaps[1]}"
 
-    return Claim(text, judge)
+    return judge
 
 
 def expand_pairs(one: Place, other: Place, **names: Iterable[object]) -> list[Pair]:
@@ -261,20 +243,28 @@ class PlannedRun:
 class Item:
     """A table or a figure; `label` is the one in the paper's source, None if it is not there.
 
-    An item is either trained, cell by cell, or computed: `compute` gives its numbers and lines.
+    An item is either trained, cell by cell, or computed: `compute` gives its numbers and lines. Its
+    `claims` are statements about the results, each with the function that judges it.
     """
 
     name: str
     title: str
     label: str | None
     introduction: str
-    claims: tuple[Claim, ...]
+    claims: Mapping[str, Judge]
     cells: tuple[Cell, ...] = ()
     compute: Callable[[ScaleName], tuple[list[Value], list[Series]]] | None = None
     charts: Callable[[Results], Sequence[Chart]] = lambda _: ()
     format_cell: Callable[[Summary], str] = str
     overrides: Mapping[ScaleName, ScaleOverride] = field(default_factory=dict)
     minutes: Mapping[ScaleName, float] = field(default_factory=dict)  # on two cores; full: GPU
+
+    def verdicts(self, results: Results) -> list[Verdict]:
+        """Whether each claim holds; at the scale `smoke` networks are too small to say."""
+        if results.scale == "smoke":
+            smoke = None, "The scale smoke only shows that everything runs."
+            return [Verdict(f"{claim}.", *smoke) for claim in self.claims]
+        return [Verdict(f"{claim}.", *judge(results)) for claim, judge in self.claims.items()]
 
     def runs(
         self, name: ScaleName, seeds: int | None = None, given: Options | None = None

@@ -244,7 +244,7 @@ def build_section(item: Item, results: Results) -> Section:
         introduction=item.introduction,
         header=header,
         rows=rows,
-        verdicts=[claim.verdict(results) for claim in item.claims],
+        verdicts=item.verdicts(results),
         charts=list(item.charts(results)),
         facts=_facts(item, results),
     )

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
 from .item import (
     Cell,
-    Claim,
     Item,
     Judgement,
     ScaleOverride,
@@ -98,27 +98,20 @@ def table2() -> Item:
         introduction="ResNet-50 without normalisation layers, by the weight of its shortcuts. "
         "Without shortcuts (w = 0) ReLU is far behind; with w = 0.8 and TReLU nothing is left of "
         "the gap.",
-        claims=(
-            level(
+        claims={
+            (
                 "With w = 0.8 and TReLU, a ResNet without BatchNorm is not worse than the "
-                "standard one",
-                ("{o}, TReLU", "w = 0.8"),
-                beside=("{o}", "standard ResNet"),
-                o=("SGD", "K-FAC"),
+                "standard one"
+            ): level(
+                ("{o}, TReLU", "w = 0.8"), beside=("{o}", "standard ResNet"), o=("SGD", "K-FAC")
             ),
-            wins(
-                "Without shortcuts, TReLU beats ReLU",
-                ("{o}, TReLU", "w = 0"),
-                over=("{o}, ReLU", "w = 0"),
-                o=OPTIMIZERS,
+            "Without shortcuts, TReLU beats ReLU": wins(
+                ("{o}, TReLU", "w = 0"), over=("{o}, ReLU", "w = 0"), o=OPTIMIZERS
             ),
-            wins(
-                "With ReLU, shortcuts (w = 0.9) beat none",
-                ("{o}, ReLU", "w = 0.9"),
-                over=("{o}, ReLU", "w = 0"),
-                o=OPTIMIZERS,
+            "With ReLU, shortcuts (w = 0.9) beat none": wins(
+                ("{o}, ReLU", "w = 0.9"), over=("{o}, ReLU", "w = 0"), o=OPTIMIZERS
             ),
-        ),
+        },
         cells=resnets + without_norm,
     )
 
@@ -140,21 +133,17 @@ def table3() -> Item:
         minutes={"cpu": 13},
         introduction="ReLU networks without shortcuts, with no normalisation, BatchNorm or "
         "LayerNorm.",
-        claims=(
-            level(
-                "With K-FAC, neither BatchNorm nor LayerNorm is better than nothing",
+        claims={
+            "With K-FAC, neither BatchNorm nor LayerNorm is better than nothing": level(
                 ("{d}, K-FAC", "vanilla"),
                 beside=("{d}, K-FAC", "{norm}"),
                 d=DEPTHS,
                 norm=("BN", "LN"),
             ),
-            wins(
-                "With SGD, all three lose from depth 50 to 101",
-                ("50, SGD", "{column}"),
-                over=("101, SGD", "{column}"),
-                column=columns,
+            "With SGD, all three lose from depth 50 to 101": wins(
+                ("50, SGD", "{column}"), over=("101, SGD", "{column}"), column=columns
             ),
-        ),
+        },
         cells=cells(
             {
                 (50, "K-FAC"): (72.6, 72.8, 72.7),
@@ -188,29 +177,26 @@ def table4() -> Item:
         minutes={"cpu": 19},
         introduction="The main result. TReLU without shortcuts (w = 0) and with weighted ones (w = "
         "0.8), both without normalisation, beside the standard ResNet with BatchNorm and ReLU.",
-        claims=(
-            level(
-                "With w = 0.8 and TReLU, networks are not worse than standard ResNets",
+        claims={
+            "With w = 0.8 and TReLU, networks are not worse than standard ResNets": level(
                 ("{d}, {o}", "w = 0.8, {e} epochs"),
                 beside=("{d}, {o}", "ResNet, {e} epochs"),
                 **SETTINGS,
                 e=lengths,
             ),
-            wins(
-                "Vanilla networks are better with K-FAC than with SGD",
+            "Vanilla networks are better with K-FAC than with SGD": wins(
                 ("{d}, K-FAC", "w = 0, {e} epochs"),
                 over=("{d}, SGD", "w = 0, {e} epochs"),
                 d=DEPTHS,
                 e=lengths,
             ),
-            narrows(
-                "With K-FAC, twice the epochs bring vanilla networks nearer to ResNets",
+            "With K-FAC, twice the epochs bring vanilla networks nearer to ResNets": narrows(
                 "ResNet less vanilla",
                 ("50, K-FAC", "ResNet, {e} epochs"),
                 ("50, K-FAC", "w = 0, {e} epochs"),
                 e=lengths,
             ),
-        ),
+        },
         cells=cells(
             {
                 (50, "K-FAC"): (76.4, 74.6, 76.4, 76.6, 76.0, 77.0),
@@ -250,32 +236,20 @@ def table5() -> Item:
         label="table:eoc-aeoc",
         minutes={"cpu": 18},
         introduction="Networks without shortcuts and normalisation, shaped by EOC or by TAT.",
-        claims=(
-            wins(
-                "At depth 101 with SGD, TAT beats EOC with (leaky) ReLU",
-                ("101, SGD, TAT", "(L)ReLU"),
-                over=("101, SGD, EOC", "(L)ReLU"),
+        claims={
+            "At depth 101 with SGD, TAT beats EOC with (leaky) ReLU": wins(
+                ("101, SGD, TAT", "(L)ReLU"), over=("101, SGD, EOC", "(L)ReLU")
             ),
-            wins(
-                "TAT beats EOC in every setting",
-                ("{d}, {o}, TAT", "{c}"),
-                over=("{d}, {o}, EOC", "{c}"),
-                **SETTINGS,
-                c=columns,
+            "TAT beats EOC in every setting": wins(
+                ("{d}, {o}, TAT", "{c}"), over=("{d}, {o}, EOC", "{c}"), **SETTINGS, c=columns
             ),
-            wins(
-                "With SGD and ReLU, EOC loses more than 10 points from depth 50 to 101",
-                ("50, SGD, EOC", "(L)ReLU"),
-                over=("101, SGD, EOC", "(L)ReLU"),
-                margin=10.0,
+            "With SGD and ReLU, EOC loses more than 10 points from depth 50 to 101": wins(
+                ("50, SGD, EOC", "(L)ReLU"), over=("101, SGD, EOC", "(L)ReLU"), margin=10.0
             ),
-            level(
-                "With SGD, TAT with leaky ReLU loses less than 2 points from depth 50 to 101",
-                ("101, SGD, TAT", "(L)ReLU"),
-                beside=("50, SGD, TAT", "(L)ReLU"),
-                margin=2.0,
+            "With SGD, TAT with leaky ReLU loses less than 2 points from depth 50 to 101": level(
+                ("101, SGD, TAT", "(L)ReLU"), beside=("50, SGD, TAT", "(L)ReLU"), margin=2.0
             ),
-        ),
+        },
         cells=cells(
             {
                 (50, "K-FAC", "EOC"): (72.6, 70.6),
@@ -332,15 +306,12 @@ def trelu_against_prelu(
         label=label,
         minutes={"cpu": minutes},
         introduction=introduction,
-        claims=tuple(
-            wins(
-                f"TReLU beats {rival} in every setting",
-                ("{d}, {o}", "TReLU"),
-                over=("{d}, {o}", rival),
-                **SETTINGS,
+        claims={
+            f"TReLU beats {rival} in every setting": wins(
+                ("{d}, {o}", "TReLU"), over=("{d}, {o}", rival), **SETTINGS
             )
             for rival in ("PReLU 0.0", "PReLU 0.25")
-        ),
+        },
         cells=cells(
             paper,
             columns,
@@ -408,17 +379,15 @@ def table7() -> Item:
         minutes={"cpu": 12},
         introduction="Networks with shortcuts of weight 0 and 0.8, shaped by TAT and by DKS, with "
         "three activations, with dropout (where it helps) and without.",
-        claims=(
-            Claim(
+        claims={
+            (
                 "TAT with leaky ReLU is the best, or level with it, in at least three quarters of "
-                "the settings",
-                lambda results: _best_in_most(results, rows, tuple(columns)),
+                "the settings"
+            ): partial(_best_in_most, rows=rows, columns=tuple(columns)),
+            "Its lead is larger without dropout": partial(
+                _leads_more_without_dropout, rows=rows, columns=tuple(columns)
             ),
-            Claim(
-                "Its lead is larger without dropout",
-                lambda results: _leads_more_without_dropout(results, rows, tuple(columns)),
-            ),
-        ),
+        },
         cells=own,
         overrides={
             "smoke": ScaleOverride(keep=lambda cell: cell.row.startswith("50, K-FAC")),
@@ -483,19 +452,15 @@ def table8() -> Item:
         introduction="Vanilla TReLU networks of 50 layers, trained for the same number of epochs "
         "with batches of different sizes. At the scale cpu the sizes are a sixteenth, from 32 on; "
         "smaller ones would take an hour.",
-        claims=(
-            level(
-                "K-FAC is as good with batches of 2,048 as with 512",
-                ("K-FAC", "2048"),
-                beside=("K-FAC", "512"),
+        claims={
+            "K-FAC is as good with batches of 2,048 as with 512": level(
+                ("K-FAC", "2048"), beside=("K-FAC", "512")
             ),
-            wins(
-                "SGD is worse with batches of 4,096 than with 512",
-                ("SGD", "512"),
-                over=("SGD", "4096"),
+            "SGD is worse with batches of 4,096 than with 512": wins(
+                ("SGD", "512"), over=("SGD", "4096")
             ),
-            Claim("From batches of 512 to 4,096, K-FAC loses less than SGD", _loses_less),
-        ),
+            "From batches of 512 to 4,096, K-FAC loses less than SGD": _loses_less,
+        },
         cells=cells(
             {
                 ("K-FAC",): (74.5, 74.4, 74.5, 74.6, 74.2, 72.0),
