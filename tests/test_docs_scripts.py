@@ -150,10 +150,10 @@ def test_the_committed_results_are_those_of_all_items_at_the_scale_cpu() -> None
         ("figure1", "At depth 200, TAT is within 2 points of its accuracy at depth 50"),
         (
             "table2",
-            "With w = 0.8 and TReLU, a ResNet without BatchNorm is not worse than the standard one",
+            "With w = 0.8 and TReLU, ResNets without BatchNorm are no worse than standard ones",
         ),
-        ("figure3", "K-FAC needs fewer epochs than SGD to the same training loss"),
-        ("figure4", "With gaussian weights, TReLU's error is smaller than DKS + SoftPlus's"),
+        ("figure3", "K-FAC needs fewer epochs than SGD to reach the same training loss"),
+        ("figure4", "With Gaussian weights, TReLU's error is smaller than DKS + SoftPlus's"),
     ],
 )
 def test_what_the_paper_stands_on_holds_in_the_committed_results(item: str, claim: str) -> None:

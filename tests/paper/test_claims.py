@@ -181,7 +181,7 @@ def speed(kfac: Sequence[float]) -> Results:
 def test_figure_3_counts_epochs_to_the_loss_of_sgd():
     faster = ITEMS["figure3"].verdicts(speed((1.5, 0.9, 0.8, 0.7)))[0]
     assert faster.holds is True
-    assert "2.0 in place of 4" in faster.evidence
+    assert "2.0 instead of 4" in faster.evidence
     assert verdicts("figure3", speed((2.0, 1.8, 1.4, 1.1)))[0] is False
 
 

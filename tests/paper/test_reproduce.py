@@ -91,7 +91,7 @@ def test_the_facts_say_where_the_results_come_from():
         "Time": "4 minutes of training, all runs together",
         "Machine": "Linux, 2 cores",
         "Versions": "torch 2.13.0",
-        "Again": "skipless reproduce figure1 --scale cpu",
+        "Rerun": "skipless reproduce figure1 --scale cpu",
     }
 
 
@@ -116,7 +116,7 @@ def test_what_all_trials_say_of_the_machine_is_said_once():
         "seconds": 15,
     }
     assert found.trials[0].chosen == runs[0].chosen
-    again = build_section(ITEMS["figure1"], found).facts["Again"]
+    again = build_section(ITEMS["figure1"], found).facts["Rerun"]
     assert again == "skipless reproduce figure1 --scale cpu --device cpu --seeds 3"
     assert [(t.outcome.machine, t.outcome.started) for t in found.trials] == [
         ({}, "2026-01-03"),

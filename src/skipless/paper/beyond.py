@@ -50,11 +50,9 @@ def optimizers() -> Item:
         introduction="Vanilla TReLU networks of 50, 101 and 200 layers, each optimiser at the best "
         "of its learning rates, for the same number of epochs.",
         claims={
-            "After the same epochs, no optimiser beats K-FAC at any depth": _best_by_epochs,
-            "At depth 200, K-FAC is the first to the accuracy that SGD ends with, in seconds": (
-                _first_in_time
-            ),
-            "Every optimiser is at depth 200 within 2 points of depth 50": level(
+            "After the same number of epochs, no optimiser beats K-FAC at any depth": _leads,
+            "At depth 200, K-FAC is the first to reach SGD's final accuracy, in seconds": _is_first,
+            "At depth 200, every optimiser is within 2 points of its accuracy at depth 50": level(
                 ("{o}", "200"), beside=("{o}", "50"), margin=2.0, o=OPTIMIZERS
             ),
         },
@@ -86,7 +84,7 @@ def optimizers() -> Item:
     )
 
 
-def _best_by_epochs(results: Results) -> Judgement:
+def _leads(results: Results) -> Judgement:
     pairs = []
     for depth in DEPTHS:
         others = {n: c for n in OPTIMIZERS if n != "K-FAC" and (c := results.cell(n, depth))}
@@ -100,8 +98,7 @@ def _deepest(results: Results) -> dict[str, Summary | None]:
     return {name: results.cell(name, DEPTHS[-1]) for name in OPTIMIZERS}
 
 
-def _first_in_time(results: Results) -> Judgement:
-    """Whether K-FAC is first to the accuracy that SGD ends with, in seconds, at depth 200."""
+def _is_first(results: Results) -> Judgement:
     cells = {name: cell for name, cell in _deepest(results).items() if cell is not None}
     if "SGD" not in cells or "K-FAC" not in cells:
         return None, ""
@@ -187,10 +184,10 @@ def batch_sizes() -> Item:
                 )
                 for images, column in beats.items()
             },
-            "TReLU with batches of one image is not below TReLU with batches of 64": level(
+            "TReLU is no worse with batches of one image than with batches of 64": level(
                 (VANILLA, "1"), beside=(VANILLA, "64")
             ),
-            "With batches of 64 images of any class, BatchNorm is not below TReLU": level(
+            "With batches of 64 images of any class, BatchNorm is no worse than TReLU": level(
                 (RESNET, "64"), beside=(VANILLA, "64")
             ),
         },
@@ -259,20 +256,20 @@ def distillation() -> Item:
         introduction="A Wide ResNet of 16 layers with BatchNorm, and one without shortcuts and "
         "normalisation: trained on labels alone, or also on the soft labels of the ResNet of the "
         "same seed, at a temperature of 4, with a share of 0.5, 0.9 or 1 in the loss. All are "
-        "trained by AdamW on the same images for the same number of epochs. At the scale cpu also "
-        "on 512 of the 2,560 images, for as many steps, by the teacher that saw all of them.",
+        "trained by AdamW on the same images for the same number of epochs. At the scale cpu, the "
+        "student also sees 512 of the 2,560 images, for as many steps; its teacher saw them all.",
         claims={
-            f"With a teacher whose share is {SHARE:g}, the vanilla network beats itself alone": (
-                wins((VANILLA, TAUGHT), over=(VANILLA, ALONE))
+            f"A teacher with a share of {SHARE:g} improves the vanilla network": wins(
+                (VANILLA, TAUGHT), over=(VANILLA, ALONE)
             ),
-            "The teacher closes at least half of the gap to itself": _closes_half_of_the_gap,
-            f"No other share is above the usual one, {SHARE:g}": level(
+            "The teacher closes at least half of the student's gap to it": _closes_half_of_the_gap,
+            f"No other share beats the default, {SHARE:g}": level(
                 (VANILLA, TAUGHT),
                 beside=(VANILLA, "taught, share {share:g}"),
                 share=[share for share in shares if share != SHARE],
             ),
-            "On a fifth of the teacher's images, the vanilla network with it beats itself alone": (
-                wins((VANILLA, few_taught), over=(VANILLA, few_alone))
+            "On a fifth of the teacher's images, the teacher improves the vanilla network": wins(
+                (VANILLA, few_taught), over=(VANILLA, few_alone)
             ),
         },
         cells=(
@@ -315,7 +312,6 @@ def distillation() -> Item:
 
 
 def _closes_half_of_the_gap(results: Results) -> Judgement:
-    """Whether the student makes up for at least half of what it is behind its teacher."""
     found = results.cells((RESNET, ALONE), (VANILLA, ALONE), (VANILLA, TAUGHT))
     if found is None:
         return None, ""

@@ -46,7 +46,7 @@ def figure1() -> Item:
         introduction="Networks without shortcuts and normalisation, with ReLU on the edge of chaos "
         "(EOC) and with TReLU (TAT), trained with K-FAC. The scale cpu has one learning rate for "
         "both, 0.003, and 10 epochs: networks of 200 layers need that. (With 0.01 and 5 epochs, "
-        "EOC stays at chance there, too, and TAT, with one seed, reaches 70.7 %.)",
+        "EOC stays at chance there too, and TAT, with one seed, reaches 70.7 %.)",
         claims={
             "At depth 200, TAT is within 2 points of its accuracy at depth 50": level(
                 ("TAT", "200"), beside=("TAT", "50"), margin=2.0
@@ -93,9 +93,9 @@ def figure3() -> Item:
         "with a cosine schedule. SGD has batches of 512, K-FAC of 1,024 (at the scale cpu 32 and "
         "64).",
         claims={
-            "K-FAC needs fewer epochs than SGD to the same training loss": _needs_fewer_epochs,
+            "K-FAC needs fewer epochs than SGD to reach the same training loss": _is_faster,
             "K-FAC beats SGD after 90 epochs": wins(("K-FAC", "90"), over=("SGD", "90")),
-            "K-FAC with half of SGD's 360 epochs is not worse": level(
+            "With half of SGD's 360 epochs, K-FAC is no worse": level(
                 ("K-FAC", "180"), beside=("SGD", "360")
             ),
         },
@@ -126,7 +126,7 @@ def figure3() -> Item:
     )
 
 
-def _needs_fewer_epochs(results: Results) -> Judgement:
+def _is_faster(results: Results) -> Judgement:
     """Whether K-FAC has the training loss that SGD ends with in fewer epochs, seed by seed."""
     judged = []
     for epochs in ("90", "180", "360"):
@@ -140,7 +140,7 @@ def _needs_fewer_epochs(results: Results) -> Judgement:
         taken = [epochs_to_loss(o, goal) for o, goal in zip(kfac.outcomes, goals, strict=True)]
         whole = [outcome.training.epochs[-1] for outcome in sgd.outcomes]
         mean = "never" if math.isinf(sum(taken)) else f"{fmean(taken):.1f}"
-        words = f"{mean} in place of {fmean(whole):.0f}, {sgd.seeds} seeds"
+        words = f"{mean} instead of {fmean(whole):.0f}, {sgd.seeds} seeds"
         judged.append((all(t < w for t, w in zip(taken, whole, strict=True)), words))
     holds, evidence = judge_all(judged)
     return holds, evidence and f"Epochs to the training loss that SGD ends with: {evidence}"
@@ -217,7 +217,7 @@ def figure6() -> Item:
     """K-FAC with its curvature updated less often, by steps and by seconds.
 
     The paper: a step takes 2.5 times that of SGD when the curvature is updated every step and
-    inverted every 50, and 1.25 times with periods of 10 and 200, without a loss worth mentioning.
+    inverted every 50, and 1.25 times with periods of 10 and 200, at almost no loss of accuracy.
     """
     often, seldom, column = "K-FAC (1, 50)", "K-FAC (10, 200)", "accuracy"
     rows: dict[str, Options] = {
@@ -239,13 +239,13 @@ def figure6() -> Item:
         title="Figure 6: K-FAC with fewer updates of the curvature",
         label="fig:K-FAC_speed",
         minutes={"cpu": 4},
-        introduction="The vanilla TReLU network of 50 layers with K-FAC, whose curvature is "
-        "updated every step and inverted every 50, or every 10 and every 200.",
+        introduction="The vanilla TReLU network of 50 layers with K-FAC. Its curvature is updated "
+        "every step and inverted every 50 steps, or every 10 and every 200.",
         claims={
             "Updating less often does not cost accuracy": level(
                 (seldom, column), beside=(often, column)
             ),
-            "Updating less often makes a step a quarter cheaper, or more": partial(
+            "Updating less often makes a step at least a quarter cheaper": partial(
                 _is_cheaper, seldom=seldom, often=often
             ),
         },

@@ -268,7 +268,7 @@ def _value_table(results: Results) -> tuple[list[str], list[list[str]]]:
         [v.row, v.column, f"{v.value:.6g}", "" if v.wanted is None else f"{v.wanted:g}"]
         for v in results.values
     ]
-    return ["", "", "computed", "wanted"], rows
+    return ["", "", "computed", "expected"], rows
 
 
 def _facts(item: Item, results: Results) -> dict[str, str]:
@@ -290,7 +290,7 @@ def _facts(item: Item, results: Results) -> dict[str, str]:
     given = origin.get("given")
     options = given.items() if isinstance(given, dict) else ()
     again = [f"skipless reproduce {item.name} --scale {results.scale}"]
-    facts["Again"] = " ".join([*again, *(f"{flag(name)} {value}" for name, value in options)])
+    facts["Rerun"] = " ".join([*again, *(f"{flag(name)} {value}" for name, value in options)])
     return facts
 
 

@@ -44,7 +44,8 @@ from .scales import (
 )
 
 DEPTHS = (50, 101)
-SETTINGS = {"d": DEPTHS, "o": ("K-FAC", "SGD")}
+BOTH = ("K-FAC", "SGD")
+SETTINGS = {"d": DEPTHS, "o": BOTH}
 
 
 def is_50_layers_deep(cell: Cell) -> bool:
@@ -96,20 +97,16 @@ def table2() -> Item:
         label="table:shortcut",
         minutes={"cpu": 17},
         introduction="ResNet-50 without normalisation layers, by the weight of its shortcuts. "
-        "Without shortcuts (w = 0) ReLU is far behind; with w = 0.8 and TReLU nothing is left of "
-        "the gap.",
+        "Without shortcuts (w = 0) ReLU is far behind; with w = 0.8 and TReLU the gap is closed.",
         claims={
-            (
-                "With w = 0.8 and TReLU, a ResNet without BatchNorm is not worse than the "
-                "standard one"
-            ): level(
-                ("{o}, TReLU", "w = 0.8"), beside=("{o}", "standard ResNet"), o=("SGD", "K-FAC")
+            "With w = 0.8 and TReLU, ResNets without BatchNorm are no worse than standard ones": (
+                level(("{o}, TReLU", "w = 0.8"), beside=("{o}", "standard ResNet"), o=BOTH)
             ),
             "Without shortcuts, TReLU beats ReLU": wins(
-                ("{o}, TReLU", "w = 0"), over=("{o}, ReLU", "w = 0"), o=OPTIMIZERS
+                ("{o}, TReLU", "w = 0"), over=("{o}, ReLU", "w = 0"), o=BOTH
             ),
-            "With ReLU, shortcuts (w = 0.9) beat none": wins(
-                ("{o}, ReLU", "w = 0.9"), over=("{o}, ReLU", "w = 0"), o=OPTIMIZERS
+            "With ReLU, shortcuts (w = 0.9) beat no shortcuts": wins(
+                ("{o}, ReLU", "w = 0.9"), over=("{o}, ReLU", "w = 0"), o=BOTH
             ),
         },
         cells=resnets + without_norm,
@@ -131,16 +128,15 @@ def table3() -> Item:
         title="Table 3: normalisation layers without shortcuts",
         label="table:normalization",
         minutes={"cpu": 13},
-        introduction="ReLU networks without shortcuts, with no normalisation, BatchNorm or "
-        "LayerNorm.",
+        introduction="ReLU networks without shortcuts: no normalisation, BatchNorm or LayerNorm.",
         claims={
-            "With K-FAC, neither BatchNorm nor LayerNorm is better than nothing": level(
+            "With K-FAC, neither BatchNorm nor LayerNorm beats no normalisation": level(
                 ("{d}, K-FAC", "vanilla"),
                 beside=("{d}, K-FAC", "{norm}"),
                 d=DEPTHS,
                 norm=("BN", "LN"),
             ),
-            "With SGD, all three lose from depth 50 to 101": wins(
+            "With SGD, all three lose accuracy from depth 50 to 101": wins(
                 ("50, SGD", "{column}"), over=("101, SGD", "{column}"), column=columns
             ),
         },
@@ -178,7 +174,7 @@ def table4() -> Item:
         introduction="The main result. TReLU without shortcuts (w = 0) and with weighted ones (w = "
         "0.8), both without normalisation, beside the standard ResNet with BatchNorm and ReLU.",
         claims={
-            "With w = 0.8 and TReLU, networks are not worse than standard ResNets": level(
+            "With w = 0.8 and TReLU, networks are no worse than standard ResNets": level(
                 ("{d}, {o}", "w = 0.8, {e} epochs"),
                 beside=("{d}, {o}", "ResNet, {e} epochs"),
                 **SETTINGS,
@@ -190,7 +186,7 @@ def table4() -> Item:
                 d=DEPTHS,
                 e=lengths,
             ),
-            "With K-FAC, twice the epochs bring vanilla networks nearer to ResNets": narrows(
+            "With K-FAC, twice the epochs bring vanilla networks closer to ResNets": narrows(
                 "ResNet less vanilla",
                 ("50, K-FAC", "ResNet, {e} epochs"),
                 ("50, K-FAC", "w = 0, {e} epochs"),
@@ -270,15 +266,14 @@ def table5() -> Item:
 def table6() -> Item:
     """TReLU against PReLU.
 
-    The paper: TReLU beats PReLU, whose slopes are trained from 0 or from 0.25 on, by a large
-    margin.
+    The paper: TReLU beats PReLU by a large margin.
     """
     return trelu_against_prelu(
         name="table6",
         title="Table 6: TReLU against PReLU",
         label="table:prelu",
         minutes=7,
-        introduction="Vanilla networks. The slopes of PReLU are trained, from 0 or from 0.25 on.",
+        introduction="Vanilla networks. PReLU's slopes are trained, starting at 0 or at 0.25.",
         shortcut_weight=0.0,
         paper={
             (50, "K-FAC"): (74.6, 72.5, 73.6),
@@ -298,7 +293,7 @@ def trelu_against_prelu(
     shortcut_weight: float,
     paper: Mapping[tuple[object, ...], Sequence[float]],
 ) -> Item:
-    """A table of TReLU beside PReLU, whose slopes are trained from 0 or from 0.25 on."""
+    """A table of TReLU beside PReLU, whose slopes are trained, starting at 0 or at 0.25."""
     columns = {"TReLU": TRELU, "PReLU 0.0": prelu(0.0), "PReLU 0.25": prelu(0.25)}
     return Item(
         name=name,
@@ -381,8 +376,8 @@ def table7() -> Item:
         "three activations, with dropout (where it helps) and without.",
         claims={
             (
-                "TAT with leaky ReLU is the best, or level with it, in at least three quarters of "
-                "the settings"
+                "TAT with leaky ReLU is the best, or level with the best, in at least three "
+                "quarters of the settings"
             ): partial(_best_in_most, rows=rows, columns=tuple(columns)),
             "Its lead is larger without dropout": partial(
                 _leads_more_without_dropout, rows=rows, columns=tuple(columns)
@@ -450,8 +445,8 @@ def table8() -> Item:
         label="table:bs-scaling",
         minutes={"cpu": 6},
         introduction="Vanilla TReLU networks of 50 layers, trained for the same number of epochs "
-        "with batches of different sizes. At the scale cpu the sizes are a sixteenth, from 32 on; "
-        "smaller ones would take an hour.",
+        "with batches of different sizes. At the scale cpu, batches are a sixteenth of that and "
+        "start at 32, since smaller ones would take an hour.",
         claims={
             "K-FAC is as good with batches of 2,048 as with 512": level(
                 ("K-FAC", "2048"), beside=("K-FAC", "512")

@@ -138,11 +138,12 @@ def _percent(fraction: float) -> str:
 
 def _rows(comparison: Comparison) -> list[list[str]]:
     """One row of text under `HEADER` for each network."""
+    yes = {True: "yes", False: "no"}
     return [
         [
             one.label,
-            "yes" if one.shortcuts else "no",
-            "yes" if one.normalisation else "no",
+            yes[one.shortcuts],
+            yes[one.normalisation],
             f"{one.parameters:,}",
             f"{one.best_rate:g}" if one.learned else "-",
             _percent(one.training_accuracy),
@@ -160,12 +161,11 @@ def results_table(comparison: Comparison) -> str:
 
 def conclusion(comparison: Comparison) -> str:
     """Which network came first, by how much, and whether that may be chance, in sentences."""
-    ranked = sorted(
-        (one for one in comparison.contestants if one.learned), key=lambda one: -one.accuracy
-    )
+    learned = [one for one in comparison.contestants if one.learned]
     diverged = [one.label for one in comparison.contestants if not one.learned]
     sentences = []
-    if ranked:
+    if learned:
+        ranked = sorted(learned, key=lambda one: -one.accuracy)
         sentences += _ranking(ranked, comparison.validation_images)
     if diverged:
         sentences.append(f"{_join(diverged)} diverged at every learning rate tried.")
@@ -190,24 +190,23 @@ def _ranking(ranked: Sequence[Contestant], images: int) -> list[str]:
         for number, one in enumerate(behind)
     ]
     sentences = [f"{sentence}{', ' if gaps else ''}{_join(gaps)}."]
-    close = [
-        one.label for one in behind if best.accuracy - one.accuracy <= chance_gap(best, images)
-    ]
+    chance = _chance_gap(best.accuracy, images)
+    close = [one.label for one in behind if best.accuracy - one.accuracy <= chance]
     if close:
         sentences.append(
-            f"On so few images, a gap of up to {100 * chance_gap(best, images):.1f} points can be "
+            f"On so few images, a gap of up to {100 * chance:.1f} points can be "
             f"chance, so {_join([*(one.label for one in first), *close])} are about level."
         )
     return sentences
 
 
-def chance_gap(best: Contestant, images: int) -> float:
-    """Two standard errors of the difference between two networks as good as `best`.
+def _chance_gap(accuracy: float, images: int) -> float:
+    """Two standard errors of the difference between two networks of the same accuracy.
 
     With independent answers on n images, each right with probability p: 2 √(2 p (1 - p) / n). An
     accuracy of exactly 1 is taken as half an image less, since it does not mean that p = 1.
     """
-    p = min(best.accuracy, 1 - 0.5 / images)
+    p = min(accuracy, 1 - 0.5 / images)
     return 2 * math.sqrt(2 * p * (1 - p) / images)
 
 
@@ -226,7 +225,7 @@ def describe_c_map(curve: CMapCurve) -> str:
     else:
         outcome, verdict = "still far from each other", "tells images apart with ease"
     return (
-        f"two unrelated images enter at c = 0, {degrees(0.0)} apart; behind "
+        f"two unrelated images enter at c = 0, {degrees(0.0)} apart; after "
         f"{curve.layers.size - 1} layers they come out at c = {unrelated:.3f}, "
         f"{degrees(unrelated)} apart, {outcome}. Whatever two images enter, their outputs are at "
         f"most {degrees(farthest)} apart: the network {verdict}."
@@ -259,25 +258,20 @@ def rates_chart(contestants: Sequence[Contestant]) -> Chart:
 
 
 def _rates_line(style: int, one: Contestant) -> Line:
-    points = [(rate, 100 * one.grid[rate]) for rate in sorted(one.grid)]
-    best = sorted(one.grid).index(one.best_rate) if one.learned else None
-    return Line(
-        label=one.label,
-        value=f"best {one.best_rate:g}" if one.learned else "diverged",
-        style=style,
-        points=points,
-        marked=range(len(points)),
-        ringed=best,
-    )
+    rates = sorted(one.grid)
+    points = [(rate, 100 * one.grid[rate]) for rate in rates]
+    value, best = "diverged", None
+    if one.learned:
+        value, best = f"best {one.best_rate:g}", rates.index(one.best_rate)
+    return Line(one.label, value, style, points, marked=range(len(points)), ringed=best)
 
 
-def _spaced(rates: Sequence[float]) -> list[float]:
+def _spaced(rates: list[float]) -> list[float]:
     """The rates whose numbers have room beside the last one."""
     room = (rates[-1] / rates[0]) ** 0.13
-    chosen = [rates[0]]
+    chosen = rates[:1]
     for rate in rates[1:]:
-        if rate >= chosen[-1] * room:
-            chosen.append(rate)
+        chosen += [rate] * (rate >= chosen[-1] * room)
     return chosen
 
 
@@ -297,8 +291,10 @@ def comparison_page(comparison: Comparison) -> str:
         _c_maps(comparison.contestants),
         _training(comparison.contestants),
         _rates(comparison.contestants),
-        _facts(comparison),
     ]
+    if comparison.facts:
+        facts = html_facts("Facts of the runs", comparison.facts)
+        sections.append(html_section("How this page was made", facts))
     return html_document(comparison.title, header, sections)
 
 
@@ -313,12 +309,11 @@ def _coloured_conclusion(comparison: Comparison) -> str:
 
 def _results(comparison: Comparison) -> str:
     rows = []
-    for number, (one, row) in enumerate(
-        zip(comparison.contestants, _rows(comparison), strict=True)
-    ):
+    for style, row in enumerate(_rows(comparison)):
+        description = comparison.contestants[style].description
         name = (
-            f'<th scope="row">{swatch(number)} {escape(row[0])}'
-            f'<span class="description">{escape(one.description)}</span></th>'
+            f'<th scope="row">{swatch(style)} {escape(row[0])}'
+            f'<span class="description">{escape(description)}</span></th>'
         )
         cells = (
             f'<td data-name="{escape(column)}">{escape(cell)}</td>'
@@ -357,34 +352,26 @@ def _c_maps(contestants: Sequence[Contestant]) -> str:
         "<p>Send two images through a network whose weights are still random. Their "
         "<dfn>c value</dfn> is the cosine of the angle between them: 1 if they are identical, "
         "0 if they are unrelated, −1 if they are opposite. Each layer changes it, and "
-        "what all layers together make of it is the network’s <dfn>C map</dfn>. Where all "
-        "outputs are almost identical, training has nothing to take hold of.</p>\n"
+        "the change by all layers together is the network’s <dfn>C map</dfn>. If all "
+        "outputs are almost identical, training has nothing to work with.</p>\n"
         f"<ul>{described}</ul>\n",
         html_figure(
             [c_map_chart(curves), layers_chart(curves)],
             "C maps, as theory predicts them for wide networks. From input to output: the whole "
             "network; on the dotted diagonal nothing would change, and the marks are two unrelated "
-            "images. Layer by layer: the way of the same two through the network."
+            "images. Layer by layer: the same two on their way through the network."
             f"{without}",
         ),
     )
 
 
 def _training(contestants: Sequence[Contestant]) -> str:
-    losses = [
-        loss_line(one.label, number, points_by_epoch(one.record, "train", "loss"))
-        for number, one in enumerate(contestants)
-    ]
-    accuracies = [
-        Line(
-            label=one.label,
-            value=_percent(one.accuracy),
-            style=number,
-            points=[(x, 100 * y) for x, y in points_by_epoch(one.record, "validation", "top1")],
-            broken_off=not one.learned,
-        )
-        for number, one in enumerate(contestants)
-    ]
+    losses, accuracies = [], []
+    for style, one in enumerate(contestants):
+        losses.append(loss_line(one.label, style, points_by_epoch(one.record, "train", "loss")))
+        top1 = [(x, 100 * y) for x, y in points_by_epoch(one.record, "validation", "top1")]
+        value = _percent(one.accuracy)
+        accuracies.append(Line(one.label, value, style, top1, broken_off=not one.learned))
     return html_section(
         "Training: does it learn?",
         html_figure(
@@ -416,10 +403,7 @@ def _rates(contestants: Sequence[Contestant]) -> str:
         ),
         html_table(
             "The same in numbers; those of the chosen rates are bold.",
-            [
-                "learning rate",
-                *(_swatch_name(number, one) for number, one in enumerate(contestants)),
-            ],
+            ["learning rate", *(_swatch_name(n, one) for n, one in enumerate(contestants))],
             rows,
         ),
         "</div>\n",
@@ -430,12 +414,6 @@ def _rate_cell(one: Contestant, rate: float) -> str:
     """The cell of one run in the table of learning rates."""
     words = _percent(one.grid[rate]) if rate in one.grid else "not tried"
     return f'<td class="best">{words}</td>' if rate == one.best_rate else f"<td>{words}</td>"
-
-
-def _facts(comparison: Comparison) -> str:
-    if not comparison.facts:
-        return ""
-    return html_section("How this page was made", html_facts("Facts of the runs", comparison.facts))
 
 
 def _swatch_name(number: int, one: Contestant) -> str:

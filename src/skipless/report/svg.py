@@ -71,10 +71,8 @@ def chart_style() -> str:
 
     Few programs that show SVG files, other than browsers, support variables.
     """
-    colours = light_colours()
-    rules = re.sub(
-        r"var\(--(\w+)\)", lambda used: colours[used[1]], _CHART.read_text(encoding="utf-8")
-    )
+    colours, rules = light_colours(), _CHART.read_text(encoding="utf-8")
+    rules = re.sub(r"var\(--(\w+)\)", lambda used: colours[used[1]], rules)
     return ".chart text { font-family: system-ui, 'Liberation Sans', Arial, sans-serif; }\n" + rules
 
 
@@ -258,11 +256,8 @@ class _Frame:
         return self.chart.key and (long or len(lines) > _MOST_IN_CORNER)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        across, up = self.chart.x.place(x), self.chart.y.place(y)
-        return (
-            self.left + across * (self.right - self.left),
-            self.bottom - up * (self.bottom - self.top),
-        )
+        across = self.left + self.chart.x.place(x) * (self.right - self.left)
+        return across, self.bottom - self.chart.y.place(y) * (self.bottom - self.top)
 
     def path(self, points: Sequence[tuple[float, float]]) -> str:
         """Path data; the pen is lifted at a point that is not finite."""
