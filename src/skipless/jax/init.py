@@ -36,7 +36,7 @@ from jax.typing import DTypeLike
 
 from skipless.core.trace import UnsupportedModelError
 
-from .operations import AFFINE, LAYOUTS, signals, unmoved, weight_of
+from .operations import AFFINE, LAYOUTS, unmoved, weight_of
 from .record import Operation, Tensor
 from .trace import Reading, input_index, read
 
@@ -392,7 +392,7 @@ def draw_weights(
     """Weights and biases for the recorded tensors that layers read."""
     drawn: dict[Tensor, jax.Array] = {}
     first: dict[Tensor, Tensor] = {}  # of those that layers share
-    layers = [op for op in reading.record.operations if op.name in AFFINE and signals(op)]
+    layers = [op for op in reading.record.operations if op.name in AFFINE and op.signals]
     for number, op in enumerate(layers):
         weight = weight_of(op)
         own = unmoved(weight)
@@ -407,7 +407,7 @@ def draw_weights(
             continue
         fresh = jax.random.fold_in(key, 2 * number)
         drawn[weight] = _weights(op, weight, fresh, sigma_w, distribution).astype(weight.dtype)
-    for number, op in enumerate(reading.biases.values()):
+    for number, op in enumerate(reading.biases):
         bias = weight_of(op)
         fresh = jax.random.fold_in(key, 2 * number + 1)
         drawn[bias] = _bias(bias, fresh, sigma_b)

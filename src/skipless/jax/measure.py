@@ -11,6 +11,7 @@ pairs, `_l` over locations and `_c` over channels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -28,9 +29,9 @@ from skipless.core.measure import (
     require_known_solution,
 )
 from skipless.core.solution import Solution, require_solution
+from skipless.core.trace import Axes
 
 from .init import Distribution, draw_weights
-from .operations import Axes, all_axes, input_axes, signals
 from .record import Tensor
 from .trace import Reading, input_index, read
 
@@ -43,12 +44,9 @@ class Replay:
         self._reading, self._example = reading, example
         self._tensors = reading.tensors()
         self._start = self._tensors[0][0]
-        of_input = input_axes(reading)
-        axes = all_axes(reading, of_input, self._start)
-        self._observed = {tensor: axes[tensor] for tensor, _ in self._tensors.values()}
+        self._observed = {tensor: reading.axes[tensor] for tensor, _ in self._tensors.values()}
         self.start_shape = self._start.shape[1:]
-        (channel,) = of_input.channels
-        self.channel_axis = channel - 1
+        self.channel_axis = reading.axes[self._start].channels[0] - 1
 
     def __call__(self, start: np.ndarray, weights: Mapping[Tensor, object]) -> tuple[Array, Array]:
         """The q and c values of shape (live nodes, pairs), with these `weights`.
@@ -84,7 +82,7 @@ class Replay:
 
         keep(record.input, inputs)
         for op in record.operations:
-            if not signals(op):
+            if not op.signals:
                 continue
             arguments = [values[t] if t.signal else self._constant(t, drawn) for t in op.inputs]
             for tensor, value in zip(op.outputs, op.run(*arguments), strict=True):
@@ -112,11 +110,12 @@ def _kernel(x: jax.Array, axes: Axes, samples: int) -> tuple[jax.Array, jax.Arra
 
     Locations where a sample is zero have no cosine and are left out of that average.
     """
-    x = jnp.atleast_2d(x.T).T if x.ndim == 1 else x
-    width = int(np.prod([x.shape[axis] for axis in axes.channels]))
+    if x.ndim == 1:
+        x, axes = x[:, None], Axes(0, (1,))
+    width = math.prod(x.shape[axis] for axis in axes.channels)
     wide = x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
     last = [x.ndim - len(axes.channels) + i for i in range(len(axes.channels))]
-    x_plc = jnp.moveaxis(wide, (axes.batch, *axes.channels), (0, *last))
+    x_plc = jnp.moveaxis(wide, (axes.samples, *axes.channels), (0, *last))
     x_plc = x_plc.reshape(samples, -1, width)
     first, second = x_plc[0::2], x_plc[1::2]
     q_1, q_2 = jnp.mean(first**2, axis=2), jnp.mean(second**2, axis=2)

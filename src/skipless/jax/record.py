@@ -1,14 +1,13 @@
 """A function as one flat list of operations: calls, branches and loops over layers written out.
 
 JAX records a function as a jaxpr, in which compiled functions, custom derivatives, checkpoints and
-scans are nested ones. Here each of them is replaced by what it does, so that every array is the
-output of one primitive operation, or an argument.
+scans are nested. Here each is replaced by what it does, so every array is an argument, or the
+output of one primitive operation.
 
-Where in the user's program a recorded operation was written, and which library call it is of.
-
-JAX keeps the Python frames under which an operation was recorded. The innermost one that belongs to
-no library is the user's line. A frame of a known layer, such as `BatchNorm.__call__`, tells that
-the operation is a part of that layer.
+JAX keeps the Python frames under which an operation was recorded. The innermost one outside of
+libraries is the user's line. A frame of a known layer, such as `BatchNorm.__call__`, makes the
+operation a part of that layer: a `Region` is one such call, many operations in the record and one
+to the theory.
 """
 
 from __future__ import annotations
@@ -199,6 +198,11 @@ class Operation:
     index: int
     outputs: list[Tensor] = field(default_factory=list, repr=False)
 
+    @property
+    def signals(self) -> list[Tensor]:
+        """The inputs that depend on the network's input."""
+        return [tensor for tensor in self.inputs if tensor.signal]
+
 
 @dataclass(frozen=True)
 class Record:
@@ -388,3 +392,72 @@ def _bind(primitive: Any, parameters: Mapping[str, Any], *arrays: object) -> Seq
     functions, bound = bound if isinstance(bound, tuple) else ((), bound)  # before JAX 0.10
     result = primitive.bind(*functions, *arrays, **bound)
     return result if primitive.multiple_results else [result]
+
+
+@dataclass(eq=False)
+class Region:
+    """The operations of one call, the tensors that it reads, and what is read of it outside."""
+
+    kind: CallKind
+    sources: list[Tensor] = field(default_factory=list[Tensor])
+    operations: list[Operation] = field(default_factory=list[Operation])
+    exits: list[Tensor] = field(default_factory=list[Tensor])
+
+    @property
+    def result(self) -> Tensor | None:
+        """What the call is about: all else, such as a running mean, are its statistics.
+
+        It has the shape of what the call reads, but a normalised input may have a channel more.
+        """
+        rank = len(self.sources[0].shape)
+        shapes = [tensor for tensor in self.exits if tensor.shape == self.sources[0].shape]
+        ranks = [tensor for tensor in self.exits if len(tensor.shape) == rank]
+        return next(reversed(shapes or ranks or self.exits), None)
+
+
+def find_regions(record: Record) -> Mapping[Operation, Region]:
+    """The region of every operation that belongs to one.
+
+    Operations are of the same call if they were recorded under the same frames and are joined by
+    each other's results: a loop may call several layers from one line, even on the same tensor.
+    """
+    found: dict[Operation, Region] = {}
+    calls: dict[Operation, object] = {}
+    for op in record.operations:
+        sources = op.signals
+        if not sources or (call := op.location.library_call) is None:
+            continue
+        kind, calls[op] = call
+        own = [t for t in sources if t.operation and calls.get(t.operation) == calls[op]]
+        others = [t for t in sources if t not in own]
+        same = [found[t.operation] for t in own if t.operation]
+        region = same[0] if same else Region(kind)
+        for other in same[1:]:
+            _merge(other, region, found)
+        for source in others:
+            if source not in region.sources:
+                region.sources.append(source)
+        region.operations.append(op)
+        found[op] = region
+    for region in dict.fromkeys(found.values()):
+        region.exits = _exits(region, record)
+    return found
+
+
+def _merge(other: Region, into: Region, found: dict[Operation, Region]) -> None:
+    if other is into:
+        return
+    into.operations += other.operations
+    into.sources += [source for source in other.sources if source not in into.sources]
+    found.update(dict.fromkeys(other.operations, into))
+    other.operations, other.sources = into.operations, into.sources
+
+
+def _exits(region: Region, record: Record) -> list[Tensor]:
+    inside = set(region.operations)
+    outputs: Sequence[Tensor] = [t for op in region.operations for t in op.outputs]
+    return [
+        tensor
+        for tensor in outputs
+        if tensor in record.outputs or any(op not in inside for op in record.users.get(tensor, ()))
+    ]

@@ -1,7 +1,7 @@
-"""A JAX function as the theory sees it: trace(fn, *example_args) -> Graph.
+"""A JAX function as the theory sees it: trace(fn, *args) -> Graph.
 
 `jax.make_jaxpr` records the function on the shapes of its arguments, whatever library it is made
-with; `reader` reads that record from input to output.
+with. `Description` says what each recorded operation is; `core.trace` reads that.
 """
 
 from __future__ import annotations
@@ -17,13 +17,48 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from skipless.core import trace as core
+from skipless.core.activations import Array
 from skipless.core.graph import Graph
-from skipless.core.trace import Notes, UnsupportedModelError
+from skipless.core.record import (
+    AxisMap,
+    Bias,
+    Concatenation,
+    Layer,
+    Move,
+    Norm,
+    Pointwise,
+    Preparation,
+    Recorded,
+    ShapedCall,
+    Unsupported,
+    UnsupportedModelError,
+)
+from skipless.core.record import Operation as Described
 
 from .constants import Constants, x64
-from .operations import demand_channels_apart
-from .reader import Reader, Step
-from .record import Operation, Record, Tensor, record
+from .operations import (
+    ADDITIONS,
+    AFFINE,
+    APPROXIMATE_MOVES,
+    ARITHMETIC,
+    LAYOUTS,
+    MOVES,
+    POINTWISE,
+    PROBABILITIES,
+    SUMS,
+    UNCHANGED,
+    UNCOVERED,
+    UNKNOWN,
+    axis_map,
+    evaluate,
+    layer,
+    summed_count,
+)
+from .record import Operation, Record, Region, Tensor, find_regions, record
+
+# How close a function must be to an activation, by the bits of the numbers in its definition.
+_CLOSE = {64: 1e-9, 32: 1e-6, 16: 4e-3}
 
 
 def is_array(leaf: object) -> bool:
@@ -84,26 +119,15 @@ def trace(fn: Callable[..., object], *args: object, argnum: int = -1) -> Graph:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A function's graph, and how it lies in the record of the function's operations."""
+class Reading(core.Reading[Tensor]):
+    """A function's graph, and how it lies in the record of the function's operations.
 
-    graph: Graph
-    notes: Notes
+    `biases` has the additions by which layers get theirs.
+    """
+
     record: Record
-    steps: Mapping[Tensor, Step]
-    biases: Mapping[Tensor, Operation]
-    output: Tensor
+    biases: Sequence[Operation]
     constants: Constants
-
-    def tensors(self) -> dict[int, tuple[Tensor, float]]:
-        """For nodes of the graph, a recorded tensor and the factor by which it is larger."""
-        found: dict[int, tuple[Tensor, float]] = {}
-        for tensor, step in self.steps.items():
-            if step.kind in ("input", "affine"):  # the last one: normalised, or with its bias
-                found[step.node] = (tensor, 1.0)
-            elif step.kind != "move":
-                found.setdefault(step.node, (tensor, step.scale))
-        return found
 
 
 class _RecordingError(UnsupportedModelError):
@@ -118,17 +142,205 @@ def read(fn: Callable[..., object], *args: object, argnum: int = -1, wide: bool 
     call = Call.of(fn, args, argnum)
     constants = Constants(wide=wide)
     with x64() if wide else nullcontext():
-        closed = _recorded(call, wide)
+        closed = _make_jaxpr(call, wide)
         arguments = [(n, _as_recorded(a, wide)) for n, a in call.arrays]
     recorded = record(closed, arguments, call.input, constants.array)
-    reader = Reader(recorded, constants)
-    graph = reader.read()
-    assert reader.last is not None
-    reading = Reading(
-        graph, reader.notes, reader.record, reader.steps, reader.biases, reader.last, constants
-    )
-    demand_channels_apart(reading)
-    return reading
+    description = Description(recorded, constants)
+    found = core.read(description)
+    return Reading(**vars(found), record=recorded, biases=description.biases, constants=constants)
+
+
+class Description(Recorded[Tensor]):
+    """A record with what each operation is to the theory.
+
+    A call of a known layer, a `Region`, is one operation, at its result. What else it computes are
+    statistics, which are no part of the network.
+    """
+
+    def __init__(self, record: Record, constants: Constants) -> None:
+        self.input = record.input
+        self.biases: list[Operation] = []
+        self._record, self._constants = record, constants
+        self._operations: dict[Tensor, Described[Tensor]] = {}
+        self._regions = find_regions(record)
+        self._statistics: set[Tensor] = set()
+        self._counts: dict[Tensor, float] = {}  # of the numbers in a sum that is not divided yet
+        self._close = _closeness(record)
+        for op in record.operations:
+            if op.name == "gather" and not op.inputs[0].signal and op.inputs[1].signal:
+                raise UnsupportedModelError(_uncovered(op, op.name, UNCOVERED[op.name]))
+        for op in record.operations:
+            self._add(op)
+
+    @property
+    def operations(self) -> Mapping[Tensor, Described[Tensor]]:
+        return self._operations
+
+    @property
+    def output(self) -> Tensor:
+        outputs = dict.fromkeys(t for t in self._record.outputs if t.signal)
+        tensors = [t for t in outputs if t not in self._statistics]
+        if len(tensors) != 1:
+            raise UnsupportedModelError(
+                f"The function returns {len(tensors)} arrays that depend on its input, but only "
+                "networks with one output can be read. Wrap it in a function that returns one."
+            )
+        return tensors[0]
+
+    def origin(self, tensor: Tensor) -> str:
+        return tensor.name if tensor.operation is None else str(tensor.operation.location)
+
+    def rank(self, tensor: Tensor) -> int:
+        return len(tensor.shape)
+
+    def channel_candidates(self, rank: int) -> Sequence[int]:
+        return range(rank - 1, 0, -1)
+
+    def tolerances(self, tensor: Tensor) -> Sequence[float]:
+        return (self._close,)
+
+    def values(self, tensor: Tensor, sources: Mapping[Tensor, Array]) -> Array | None:
+        op = tensor.operation
+        assert op is not None
+        known = [sources[t] if t in sources else self._number(t, op) for t in op.inputs]
+        if any(number is None for number in known):
+            return None
+        return evaluate(op.name, op.parameters, [np.asarray(number) for number in known])
+
+    def _number(self, tensor: Tensor, op: Operation) -> float | None:
+        number = self._constants.number(tensor)
+        # A branch that starts at zero, as in ReZero, is one with a factor to be removed.
+        return 1.0 if number == 0.0 and tensor.parametric and op.name == "mul" else number
+
+    def _add(self, op: Operation) -> None:
+        statistics = [tensor in self._statistics for tensor in op.signals]
+        if not statistics:
+            return
+        if op in self._regions:
+            self._add_region(op, self._regions[op])
+        elif all(statistics):
+            self._statistics.update(op.outputs)
+        elif any(statistics):
+            self._operations[op.outputs[0]] = _combination(op, op.name)
+        else:
+            for tensor in op.outputs:
+                self._operations[tensor] = self._describe(op, tensor)
+
+    def _add_region(self, op: Operation, region: Region) -> None:
+        source, *others = region.sources
+        for tensor in op.outputs:
+            if region.kind == "probabilities":
+                self._operations[tensor] = Unsupported(_uncovered(op, "softmax", PROBABILITIES))
+            elif others and region.kind != "normalised input":
+                self._operations[tensor] = _combination(op, f"a layer ({op.name})")
+            elif tensor is not region.result:
+                self._statistics.add(tensor)
+            elif region.kind == "norm":
+                self._operations[tensor] = Norm((source,))
+            elif region.kind == "shaped":
+                self._operations[tensor] = ShapedCall((source,))
+            elif region.kind == "normalised input":
+                self._operations[tensor] = Preparation(tuple(region.sources))
+            else:
+                rough = "resize" if region.kind == "resize" else ""
+                self._operations[tensor] = Move((source,), region.kind, _same_axes(source), rough)
+
+    def _describe(self, op: Operation, tensor: Tensor) -> Described[Tensor]:
+        source, *others = op.signals
+        if op.name in AFFINE:
+            about = (" of a kind of its own", UNKNOWN[1])
+            return layer(op) or Unsupported(_uncovered(op, op.name, about))
+        if op.name in SUMS:
+            count = summed_count(op)
+            self._counts[tensor] = count * self._counts.get(source, 1.0)
+            return Move((source,), op.name, axis_map(op, source, tensor), factor=count)
+        if (op.name in MOVES and op.inputs[0].signal) or op.name in APPROXIMATE_MOVES:
+            if others:
+                return Unsupported(_uncovered(op, op.name, UNCOVERED["gather"]))
+            if source in self._counts:
+                self._counts[tensor] = self._counts[source]
+            rough = op.name if op.name in APPROXIMATE_MOVES else ""
+            return Move((source,), op.name, axis_map(op, source, tensor), rough)
+        if op.name == "concatenate":
+            axis = op.parameters["dimension"]
+            widths = [float(t.shape[axis]) for t in op.inputs]
+            return Concatenation(tuple(t if t.signal else None for t in op.inputs), widths, axis)
+        if op.name not in POINTWISE:
+            return Unsupported(_uncovered(op, op.name, UNCOVERED.get(op.name, UNKNOWN)))
+        if len(op.outputs) > 1:  # each is one of the inputs
+            source = op.inputs[op.outputs.index(tensor)]
+            return Move((source,), op.name, _same_axes(source))
+        return self._pointwise(op)
+
+    def _pointwise(self, op: Operation) -> Described[Tensor]:
+        source, *others = op.signals
+        if self._is_bias(op):
+            self.biases.append(op)
+            return Bias((source,))
+        if op.name not in ADDITIONS and any(t.random for t in op.inputs if not t.signal):
+            return Unsupported(
+                f"{op.location} computes {op.name} with random numbers, as dropout does. Trace the "
+                "model in evaluation mode, or use the dropout of Flax, Haiku or Equinox."
+            )
+        if self._divides_by_counts(op):
+            return Move((source,), op.name, _same_axes(source), factor=1.0 / self._counts[source])
+        if (chosen := self._chosen(op)) is not None:
+            return Move((chosen,), op.name, _same_axes(chosen))
+        weights = (1.0, -1.0 if op.name == "sub" else 1.0) if op.name in ADDITIONS else None
+        affine = op.name in ARITHMETIC | UNCHANGED and not others
+        return Pointwise(tuple(op.signals), op.name, weights if others else None, affine)
+
+    def _is_bias(self, op: Operation) -> bool:
+        """Whether `op` adds an array to what a layer computes, reshaped at most in between.
+
+        The array does not depend on the input, so it is the layer's bias. A number is not: it may
+        belong to the activation that follows.
+        """
+        if op.name not in ADDITIONS or len(op.signals) != 1:
+            return False
+        (added,) = (t for t in op.inputs if not t.signal)
+        if not added.parametric and self._constants.number(added) is not None:
+            return False
+        if op.name == "sub" and added is op.inputs[0]:
+            return False
+        tensor = op.signals[0]
+        while tensor.operation is not None and tensor.operation.name in LAYOUTS:
+            tensor = tensor.operation.inputs[0]
+        return isinstance(self._operations.get(tensor), Layer | Bias)
+
+    def _divides_by_counts(self, op: Operation) -> bool:
+        """Whether a window's sum is divided by how many places it has, fewer at the border."""
+        if op.name != "div" or op.inputs[1].signal or op.inputs[1].parametric:
+            return False
+        return op.inputs[0] in self._counts and self._constants.number(op.inputs[1]) is None
+
+    def _chosen(self, op: Operation) -> Tensor | None:
+        """Which of two tensors a constant chooses everywhere, if it does."""
+        if op.name != "select_n" or op.inputs[0].signal:
+            return None
+        which = self._constants.number(op.inputs[0])
+        chosen = None if which is None else op.inputs[1 + int(which)]
+        return chosen if chosen is not None and chosen.signal else None
+
+
+def _same_axes(tensor: Tensor) -> AxisMap:
+    return AxisMap(tuple((axis,) for axis in range(len(tensor.shape))))
+
+
+def _combination(op: Operation, name: str) -> Unsupported:
+    return Unsupported(str(core.combines_branches(str(op.location), name)))
+
+
+def _uncovered(op: Operation, name: str, about: tuple[str, str]) -> str:
+    kind, advice = about
+    return f"{op.location} computes {name}{kind}, which has no Q and C maps. {advice}"
+
+
+def _closeness(record: Record) -> float:
+    tensors = [t for op in record.operations for t in op.outputs if t.signal]
+    types = [t.dtype for t in tensors if jnp.issubdtype(t.dtype, jnp.floating)]
+    bits = min((jnp.finfo(dtype).bits for dtype in types), default=64)
+    return _CLOSE.get(bits, _CLOSE[16])
 
 
 @dataclass(frozen=True)
@@ -141,11 +353,11 @@ class Call:
 
     @classmethod
     def of(cls, fn: Callable[..., object], arguments: Sequence[object], argnum: int) -> Call:
-        """The call of `fn`, the parameters of which may be its own."""
+        """The call of `fn`, which may hold parameters itself."""
         if not callable(fn):
             raise TypeError(
-                f"trace takes a function and its arguments; found {type(fn).__name__}. Of a Flax "
-                "model, give model.apply; of a Haiku one, net.apply."
+                f"Expected a function and its arguments, got {type(fn).__name__}. Of a Flax Linen "
+                "or Haiku model, pass model.apply."
             )
         function, held = _functional(fn)
         index = input_index(arguments, argnum)
@@ -199,7 +411,7 @@ def _abstract(array: Any, wide: bool) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, dtype)
 
 
-def _recorded(call: Call, wide: bool) -> Any:
+def _make_jaxpr(call: Call, wide: bool) -> Any:
     """The function's jaxpr."""
     shapes = [_abstract(array, wide) for _, array in call.arrays]
     with warnings.catch_warnings():
@@ -209,7 +421,6 @@ def _recorded(call: Call, wide: bool) -> Any:
         except Exception as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise _RecordingError(
-                "The function was to be read on an input of shape "
-                f"{tuple(call.arrays[call.input][1].shape)}, but JAX cannot record it: {reason} "  # pyright: ignore
-                "Check that it runs under jax.jit with these arguments."
+                f"JAX cannot record the function on an input of shape {shapes[call.input].shape}: "
+                f"{reason} Check that it runs under jax.jit with these arguments."
             ) from error
