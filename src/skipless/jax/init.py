@@ -23,7 +23,7 @@ does it for all layers of a function.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,13 +40,13 @@ from .operations import AFFINE, LAYOUTS, unmoved, weight_of
 from .record import Operation, Tensor
 from .trace import Reading, input_index, read
 
-Axes = int | Sequence[int]
+Axis = int | Sequence[int]
 
 
 def scaled_uniform_orthogonal(
     gain: float = 1.0,
-    in_axis: Axes = -2,
-    out_axis: Axes = -1,
+    in_axis: Axis = -2,
+    out_axis: Axis = -1,
     *,
     feature_group_count: int = 1,
     dtype: DTypeLike | None = None,
@@ -77,8 +77,8 @@ def scaled_uniform_orthogonal(
 
 def gaussian_fan_in(
     gain: float = 1.0,
-    in_axis: Axes = -2,
-    out_axis: Axes = -1,
+    in_axis: Axis = -2,
+    out_axis: Axis = -1,
     *,
     dtype: DTypeLike | None = None,
 ) -> Initializer:
@@ -100,8 +100,8 @@ def gaussian_fan_in(
 
 def delta(
     gain: float = 1.0,
-    in_axis: Axes = -2,
-    out_axis: Axes = -1,
+    in_axis: Axis = -2,
+    out_axis: Axis = -1,
     *,
     feature_group_count: int = 1,
     tap: Sequence[int] | None = None,
@@ -145,8 +145,8 @@ def delta(
 def transposed_delta(
     strides: int | Sequence[int],
     gain: float = 1.0,
-    in_axis: Axes = -2,
-    out_axis: Axes = -1,
+    in_axis: Axis = -2,
+    out_axis: Axis = -1,
     *,
     transpose_kernel: bool = False,
     dtype: DTypeLike | None = None,
@@ -234,8 +234,8 @@ class _Layout:
 def _initializer(
     draw: Callable[[Array, _Layout, DTypeLike], Array],
     gain: float,
-    in_axis: Axes,
-    out_axis: Axes,
+    in_axis: Axis,
+    out_axis: Axis,
     groups: int,
     usual: DTypeLike | None,
 ) -> Initializer:
@@ -275,7 +275,7 @@ def _require_number(gain: object) -> None:
         )
 
 
-def _layout(shape: Sequence[int], in_axis: Axes, out_axis: Axes, groups: int) -> _Layout:
+def _layout(shape: Sequence[int], in_axis: Axis, out_axis: Axis, groups: int) -> _Layout:
     count = len(shape)
     ins, outs = (
         tuple(a + count if a < 0 else a for a in ([axis] if isinstance(axis, int) else axis))
@@ -303,10 +303,10 @@ def _orthogonal(key: Array, layout: _Layout, inputs: int, gain: float, dtype: DT
     return scale * jax.random.orthogonal(key, outputs, (layout.groups,), dtype, inputs)
 
 
-_Matrix = Callable[[jax.Array, tuple[int, ...]], jax.Array]  # of a key and a shape
 Distribution = Literal["orthogonal", "gaussian"]
 # A layer's weights may be one of many that lie stacked in an array.
 _PARTS = LAYOUTS | {"scan_slice", "slice", "dynamic_slice", "gather", "broadcast_in_dim"}
+_Moves = list[tuple[Operation, int]]  # each with the place of its output that is used
 
 
 def initialize(
@@ -357,26 +357,16 @@ def _put_back(
     reading: Reading, tensor: Tensor, value: jax.Array, arrays: dict[Tensor, jax.Array]
 ) -> None:
     """Write into `arrays` the argument of which `tensor`, which is `value` now, is a part."""
-    where, moves = tensor, list[tuple[Operation, int]]()
-    while (op := tensor.operation) is not None:
-        _require_part(op, where)
-        moves.insert(0, (op, op.outputs.index(tensor)))
-        tensor = op.inputs[0]
+    tensor, moves = _walk_back(tensor, _PARTS)
     if not tensor.name[1:2].isdigit():  # "[0]" is an argument, ".weight" an attribute of `fn`
         raise UnsupportedModelError(
-            "The function holds weights itself, so they cannot be returned. Pass them as an "
-            "argument: initialize(fn, params, x, key=key)."
+            "The function holds weights itself, or computes them, so they cannot be returned. Pass "
+            "all weights and biases as arguments: initialize(fn, params, x, key=key)."
         )
-
-    def move(array: jax.Array) -> Any:
-        for op, output in moves:
-            array = op.run(array, *map(reading.constants.array, op.inputs[1:]))[output]  # pyright: ignore
-        return array
-
     old = arrays.get(tensor, tensor.value)
     old = jnp.zeros(tensor.shape, tensor.dtype) if old is None else jnp.asarray(old)
     # A move is a matrix of one 1 in each row: its transpose puts numbers back, once for each copy.
-    _, transpose = jax.vjp(move, old)
+    _, transpose = jax.vjp(lambda array: _run_moves(reading, moves, array), old)
     (new,), (count,) = transpose(value), transpose(jnp.ones_like(value))
     arrays[tensor] = jnp.where(count > 0, new / jnp.maximum(count, 1), old)
 
@@ -396,7 +386,11 @@ def draw_weights(
     for number, op in enumerate(layers):
         weight = weight_of(op)
         own = unmoved(weight)
-        _require_parameter(own, op)
+        if (computed := _walk_back(own, _PARTS)[0].operation) is not None:
+            raise UnsupportedModelError(
+                f"{op.location} reads weights that are computed by {computed.name} from others, so "
+                "they cannot be drawn. Remove weight normalisation and the like."
+            )
         if (before := first.setdefault(own, weight)) is not weight:
             if before.shape != weight.shape:
                 raise UnsupportedModelError(
@@ -409,37 +403,25 @@ def draw_weights(
         drawn[weight] = _weights(op, weight, fresh, sigma_w, distribution).astype(weight.dtype)
     for number, op in enumerate(reading.biases):
         bias = weight_of(op)
-        fresh = jax.random.fold_in(key, 2 * number + 1)
-        drawn[bias] = _bias(bias, fresh, sigma_b)
+        own, moves = _walk_back(bias, LAYOUTS | {"broadcast_in_dim"})
+        normal = jax.random.normal(jax.random.fold_in(key, 2 * number + 1), own.shape)
+        drawn[bias] = _run_moves(reading, moves, (sigma_b * normal).astype(own.dtype))
     return drawn
 
 
-def _require_parameter(own: Tensor, op: Operation) -> None:
-    while own.operation is not None:
-        _require_part(own.operation, op.outputs[0])
-        own = own.operation.inputs[0]
+def _walk_back(tensor: Tensor, names: Collection[str]) -> tuple[Tensor, _Moves]:
+    """What `tensor` was before operations of these names, and these, in order."""
+    moves: _Moves = []
+    while (op := tensor.operation) is not None and op.name in names:
+        moves.insert(0, (op, op.outputs.index(tensor)))
+        tensor = op.inputs[0]
+    return tensor, moves
 
 
-def _require_part(op: Operation, user: Tensor) -> None:
-    if op.name not in _PARTS:
-        assert user.operation is not None
-        raise UnsupportedModelError(
-            f"{user.operation.location} reads weights that are computed by {op.name} from others, "
-            "so they cannot be drawn. Remove weight normalisation and the like."
-        )
-
-
-def _bias(bias: Tensor, key: jax.Array, sigma_b: float) -> jax.Array:
-    own = unmoved(bias)
-    value: object = (sigma_b * jax.random.normal(key, own.shape)).astype(own.dtype)
-    moves: list[Operation] = []
-    while bias is not own:
-        assert bias.operation is not None
-        moves.append(bias.operation)
-        bias = bias.operation.inputs[0]
-    for op in reversed(moves):
-        (value,) = op.run(value)
-    return jnp.asarray(value)
+def _run_moves(reading: Reading, moves: _Moves, array: Any) -> Any:
+    for op, output in moves:
+        array = op.run(array, *map(reading.constants.array, op.inputs[1:]))[output]
+    return array
 
 
 def _weights(
@@ -454,26 +436,23 @@ def _weights(
     order = (*groups, *inputs, *outputs)
     sizes = [weight.shape[axis] for axis in order]
     many, k = len(groups), len(inputs)
-    sizes = sizes if outputs else [*sizes, 1]
-    matrix = _matrix(gain, range(k), range(k, len(sizes) - many), 1, distribution)
-    keys = jax.random.split(key, tuple(sizes[:many])) if many else key
-    for _ in range(many):
-        matrix = _mapped(matrix)
-    values = matrix(keys, tuple(sizes[many:])).reshape([weight.shape[axis] for axis in order])
-    return jnp.transpose(values, sorted(range(len(order)), key=order.__getitem__))
+    shape = tuple(sizes[many:]) if outputs else (*sizes[many:], 1)
+    init = _initializer_of(distribution, gain, range(k), range(k, len(shape)))
+    if many:
+        keys = jax.random.split(key, math.prod(sizes[:many]))
+        values = jax.vmap(lambda key: init(key, shape))(keys)
+    else:
+        values = init(key, shape)
+    return jnp.transpose(values.reshape(sizes), sorted(range(len(order)), key=order.__getitem__))
 
 
-def _mapped(matrix: _Matrix) -> _Matrix:
-    return lambda keys, shape: jax.vmap(lambda key: matrix(key, shape))(keys)
-
-
-def _matrix(
+def _initializer_of(
+    distribution: Distribution,
     gain: float,
     inputs: Sequence[int],
     outputs: Sequence[int],
-    groups: int,
-    distribution: Distribution,
-) -> _Matrix:
+    groups: int = 1,
+) -> Initializer:
     ins, outs = tuple(inputs), tuple(outputs)
     if distribution == "gaussian":
         return gaussian_fan_in(gain, ins, outs)
@@ -490,12 +469,12 @@ def _kernel(
     """A matrix at the tap that reads a location itself, and zeros elsewhere.
 
     Where the input is stretched by zeros, as in transposed convolutions, as many taps as the
-    stretch hold it, so that every location of the output reads one of the input's.
+    stretch hold it: then every location of the output reads one of the input's.
     """
     out_axis, in_axis, *tap_axes = parameters["dimension_numbers"].rhs_spec
     groups = parameters["feature_group_count"]
     centre = [1 if axis in tap_axes else size for axis, size in enumerate(shape)]
-    matrix = _matrix(gain, (in_axis,), (out_axis,), groups, distribution)(key, tuple(centre))
+    init = _initializer_of(distribution, gain, (in_axis,), (out_axis,), groups)
     padding = [(0, 0)] * len(shape)
     repeats = [1] * len(shape)
     for number, axis in enumerate(tap_axes):
@@ -511,4 +490,4 @@ def _kernel(
         tap = low // parameters["rhs_dilation"][number] - (stretch - 1)
         tap = spare // 2 if low + high <= 0 else min(max(tap, 0), spare)
         padding[axis], repeats[axis] = (tap, spare - tap), stretch
-    return jnp.pad(jnp.tile(matrix, repeats), padding)
+    return jnp.pad(jnp.tile(init(key, tuple(centre)), repeats), padding)

@@ -248,7 +248,7 @@ def _argument(variable: Any, name: str, value: object, *, signal: bool) -> Tenso
     return Tensor(shape, aval.dtype, None, signal, not signal, random, given, name)
 
 
-def _is_key(dtype: object) -> bool:
+def _is_key(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
