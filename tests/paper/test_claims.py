@@ -128,8 +128,8 @@ def test_one_failing_pair_fails_the_claim_and_a_missing_one_is_left_out():
 
 
 def test_the_evidence_has_the_numbers():
-    told = all_above(results({A: [0.90, 0.90], B: [0.5, 0.6]}), [(A, B)])[1]
-    assert told == "a, x 90.0 ± 0.0, b, x 55.0 ± 5.0 (+35.0 ± 5.0)"
+    evidence = all_above(results({A: [0.90, 0.90], B: [0.5, 0.6]}), [(A, B)])[1]
+    assert evidence == "a, x 90.0 ± 0.0, b, x 55.0 ± 5.0 (+35.0 ± 5.0)"
 
 
 def test_epochs_to_a_loss_are_the_first_that_reach_it():

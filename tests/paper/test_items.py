@@ -115,8 +115,8 @@ def test_the_edge_of_chaos_of_tanh_has_the_papers_weights():
 
 def test_the_scales_of_cpu_keep_the_papers_depths():
     for item in TRAINED:
-        full = {run.configuration.model for run in item.runs("full")}
-        assert {run.configuration.model for run in item.runs("cpu")} <= full
+        stated = {cell.run["model"] for cell in item.cells}
+        assert {run.configuration.model for run in item.runs("cpu")} <= stated
 
 
 def test_the_depth_sweep_of_cpu_reaches_200_layers():

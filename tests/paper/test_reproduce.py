@@ -223,7 +223,7 @@ KEPT = Item(
 def test_an_item_is_run_once_and_leaves_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(ITEMS, "table2", KEPT)
     place = Place(tmp_path, workers=1)
-    told = report_item(KEPT, "smoke", place, seeds=2)
+    report = report_item(KEPT, "smoke", place, seeds=2)
     assert {path.name for path in tmp_path.iterdir()} == {
         "runs", "studies.db", "table2.html", "table2.jsonl",
     }  # fmt: skip
@@ -235,9 +235,9 @@ def test_an_item_is_run_once_and_leaves_its_files(tmp_path: Path, monkeypatch: p
     assert len(list((tmp_path / "runs").iterdir())) == 2
     cell = found.cell("kept", "x")
     assert cell is not None
-    assert f"{cell} (50.0)" in told
-    assert "not run: It trains." in told
-    assert str(tmp_path / "table2.html") in told
+    assert f"{cell} (50.0)" in report
+    assert "not run: It trains." in report
+    assert str(tmp_path / "table2.html") in report
     page = (tmp_path / "table2.html").read_text(encoding="utf-8")
     assert "Training loss: kept" in page
     assert "From input to output" in page

@@ -226,8 +226,7 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
-@pytest.mark.parametrize("width", [400, 1200])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1200, "light")])
 def test_a_browser_shows_every_chart_whole_on_any_screen(
     browser: Browser, tmp_path: Path, width: int, scheme: str
 ) -> None:

@@ -179,14 +179,14 @@ def test_the_summary_has_a_row_for_each_claim() -> None:
 
 def test_text_for_a_terminal_has_everything_within_a_hundred_columns() -> None:
     long = replace(VERDICTS[1], evidence="x " * 150)
-    told = section_text(replace(sections()[0], verdicts=[VERDICTS[0], long]))
-    assert max(map(len, told.splitlines())) <= 100
-    assert told.startswith("Table 1: <nets>\n===============\n\nWhat *it* says.\n\n")
-    assert re.search(r"^ResNet <50> +50  K-FAC +76\.4%$", told, re.MULTILINE)
-    assert re.search(r"^a \| b +101  SGD +diverged$", told, re.MULTILINE)
-    assert "\nholds: TAT <beats> EOC. By 9.1 | points & more.\n" in told
-    assert len(re.findall(r"\bx\b", told)) == 150 + 2  # and [x] and $x$ in the table
-    assert "Seeds: 7 & 8; Command: skipless | reproduce" in told
+    printed = section_text(replace(sections()[0], verdicts=[VERDICTS[0], long]))
+    assert max(map(len, printed.splitlines())) <= 100
+    assert printed.startswith("Table 1: <nets>\n===============\n\nWhat *it* says.\n\n")
+    assert re.search(r"^ResNet <50> +50  K-FAC +76\.4%$", printed, re.MULTILINE)
+    assert re.search(r"^a \| b +101  SGD +diverged$", printed, re.MULTILINE)
+    assert "\nholds: TAT <beats> EOC. By 9.1 | points & more.\n" in printed
+    assert len(re.findall(r"\bx\b", printed)) == 150 + 2  # and [x] and $x$ in the table
+    assert "Seeds: 7 & 8; Command: skipless | reproduce" in printed
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from .item import (
     difference,
     level,
     none_below,
-    percent_chart,
     wins,
 )
 from .results import Results, Summary
@@ -214,18 +213,9 @@ def batch_sizes() -> Item:
 
 
 def _by_size(results: Results) -> Chart:
-    """Accuracy over the logarithm of the batch size."""
-    lines = {
-        row: [
-            (math.log2(size), cell.mean, cell.error)
-            for size in SIZES
-            if (cell := results.cell(row, str(size))) is not None
-        ]
-        for row in NETWORKS
-    }
-    ticks = tuple((math.log2(size), str(size)) for size in SIZES)
-    chart = percent_chart("Validation accuracy", "batch size", lines)
-    return replace(chart, x=Axis("batch size", ticks[0][0], ticks[-1][0], ticks))
+    ticks = tuple((float(size), str(size)) for size in SIZES)
+    axis = Axis("batch size", SIZES[0], SIZES[-1], ticks, logarithmic=True)
+    return replace(accuracy_by_column(results, NETWORKS, SIZES, axis.name), x=axis)
 
 
 ALONE = "alone"

@@ -21,7 +21,6 @@ from .item import (
     judge_all,
     level,
     none_below,
-    percent_chart,
     wins,
 )
 from .results import Results
@@ -220,18 +219,14 @@ def figure6() -> Item:
     inverted every 50, and 1.25 times with periods of 10 and 200, at almost no loss of accuracy.
     """
     often, seldom, column = "K-FAC (1, 50)", "K-FAC (10, 200)", "accuracy"
+    periods = lambda curvature, inverse: {
+        "kfac_curvature_period": curvature,
+        "kfac_inverse_period": inverse,
+    }
     rows: dict[str, Options] = {
         "SGD": OPTIMIZERS["SGD"],
-        often: {
-            **OPTIMIZERS["K-FAC"],
-            "kfac_curvature_period": 1,
-            "kfac_inverse_period": 50,
-        },
-        seldom: {
-            **OPTIMIZERS["K-FAC"],
-            "kfac_curvature_period": 10,
-            "kfac_inverse_period": 200,
-        },
+        often: {**OPTIMIZERS["K-FAC"], **periods(1, 50)},
+        seldom: {**OPTIMIZERS["K-FAC"], **periods(10, 200)},
     }
     best = lambda results: {row: results.cell(row, column) for row in rows}
     return Item(
@@ -305,7 +300,16 @@ def figure7() -> Item:
         format_cell=lambda cell: (
             "diverged" if math.isnan(cell.train_accuracy) else f"{cell.train_accuracy:.1f}"
         ),
-        charts=lambda results: [percent_chart("Training accuracy", "depth", _train_lines(results))],
+        charts=lambda results: [
+            accuracy_by_column(
+                results,
+                METHODS,
+                DEPTHS,
+                "depth",
+                title="Training accuracy",
+                measure=lambda cell: (cell.train_accuracy, math.nan),
+            )
+        ],
         overrides=runs.overrides,
     )
 
@@ -318,14 +322,3 @@ def _eoc_fits_as_well(results: Results) -> Judgement:
             words = f"depth {depth}: EOC {eoc:.1f}, TAT {tat:.1f}"
             judged.append((eoc >= tat - TYPICAL_NOISE, words))
     return judge_all(judged)
-
-
-def _train_lines(results: Results) -> dict[str, list[tuple[float, float, float]]]:
-    return {
-        method: [
-            (float(depth), cell.train_accuracy, math.nan)
-            for depth in DEPTHS
-            if (cell := results.cell(method, str(depth))) is not None
-        ]
-        for method in METHODS
-    }

@@ -310,47 +310,41 @@ def _plan_run(
 
 
 def accuracy_by_column(
-    results: Results, rows: Iterable[str], columns: Sequence[object], axis: str
+    results: Results,
+    rows: Iterable[str],
+    columns: Sequence[object],
+    axis: str,
+    title: str = "Validation accuracy",
+    measure: Callable[[Summary], tuple[float, float]] = lambda cell: (cell.mean, cell.error),
 ) -> Chart:
-    """A line for each row: accuracy over columns whose names are numbers, with standard errors."""
-    return percent_chart(
-        "Validation accuracy",
-        axis,
-        {
-            row: [
-                (float(column), cell.mean, cell.error)
-                for column in map(str, columns)
-                if (cell := results.cell(row, column)) is not None
-            ]
-            for row in rows
-        },
-    )
+    """A line for each row, over columns whose names are numbers, in percent with error bars.
 
-
-def percent_chart(
-    title: str, axis: str, lines: Mapping[str, Sequence[tuple[float, float, float]]]
-) -> Chart:
-    """A chart of (x, percent, standard error) for each line."""
-    xs = sorted({x for points in lines.values() for x, _, _ in points}) or [0.0, 1.0]
-    low, high = (xs[0], xs[-1]) if len(xs) > 1 else (xs[0] - 1.0, xs[0] + 1.0)
-    drawn = tuple(
-        Line(
-            label=label,
-            value=format_percent(points[-1][1]) if points else "",
-            style=style,
-            points=[(x, y) for x, y, _ in points],
-            marked=range(len(points)),
-            bars=[error for _, _, error in points],
-            broken_off=bool(points) and math.isnan(points[-1][1]),
+    `measure` gives a cell's value and standard error.
+    """
+    lines, xs = [], set[float]()
+    for style, row in enumerate(rows):
+        found = [(float(str(column)), results.cell(row, str(column))) for column in columns]
+        points = [(x, *measure(cell)) for x, cell in found if cell is not None]
+        xs |= {x for x, _, _ in points}
+        lines.append(
+            Line(
+                label=row,
+                value=format_percent(points[-1][1]) if points else "",
+                style=style,
+                points=[(x, y) for x, y, _ in points],
+                marked=range(len(points)),
+                bars=[error for _, _, error in points],
+                broken_off=bool(points) and math.isnan(points[-1][1]),
+            )
         )
-        for style, (label, points) in enumerate(lines.items())
-    )
+    ticks = sorted(xs) or [0.0, 1.0]
+    low, high = (ticks[0], ticks[-1]) if len(ticks) > 1 else (ticks[0] - 1.0, ticks[0] + 1.0)
     return Chart(
         title=title,
-        description=f"{title} by {axis}. " + describe_lines(drawn),
-        x=Axis(axis, low, high, tuple((x, f"{x:g}") for x in xs)),
+        description=f"{title} by {axis}. " + describe_lines(lines),
+        x=Axis(axis, low, high, tuple((x, f"{x:g}") for x in ticks)),
         y=linear_axis("percent; higher is better", 0, 100),
-        lines=drawn,
+        lines=tuple(lines),
     )
 
 
