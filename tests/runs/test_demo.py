@@ -1,5 +1,6 @@
 """`make demo`, with less of everything, and its page in a browser."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,23 +10,35 @@ from browser import chromium
 from skipless.models import create_model
 from skipless.record import Record
 from skipless.runs.demo import NETWORKS, RATES, main
+from skipless.runs.search import Place
 
 RATE = 0.003
 
 
+SMALL = [
+    replace(n, configuration=replace(n.configuration, width=0.0625, epochs=1, batch_size=359))
+    for n in NETWORKS
+]
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    networks = [
-        replace(n, configuration=replace(n.configuration, width=0.0625, epochs=1, batch_size=359))
-        for n in NETWORKS
-    ]
-    return main(tmp_path_factory.mktemp("out"), networks, rates=(RATE,))
+    return main(tmp_path_factory.mktemp("out"), SMALL, rates=(RATE,), workers=1)
 
 
 def test_every_network_is_trained_with_every_rate(page: Path) -> None:
-    for network in NETWORKS:
-        record = Record.read(page.parent / "demo" / f"{network.label}, rate {RATE:g}")
+    place = Place(page.parent / "demo")
+    for network in SMALL:
+        record = Record.read(place.run(replace(network.configuration, lr=RATE)))
         assert record.series("validation", "epoch")[1] == [1.0]
+
+
+def test_another_demo_trains_again(page: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(page.parent, tmp_path / "out"))
+    run = Place(copy / "demo").run(replace(SMALL[0].configuration, lr=RATE))
+    (run / "metrics.jsonl").write_text("")
+    main(copy, SMALL[:1], rates=(RATE,), workers=1)
+    assert Record.read(run).series("validation", "epoch")[1] == [1.0]
 
 
 def test_the_page_tells_of_all_of_them(page: Path) -> None:

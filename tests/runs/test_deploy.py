@@ -79,7 +79,7 @@ def test_cells_are_the_figures_of_their_columns() -> None:
     assert found["peak activation memory"] == ["3 MB", "3 MB", "-", "4 MB"]
     assert found["measured"] == ["3 MB", "3 MB", "-", "4 MB"]
     assert found["latency, 1 thread"] == ["4 ms", "2 ms", "1 ms", "3 ms"]
-    assert found["times the folded one's"] == ["2.00", "1.00", "0.50", "1.50"]
+    assert found["relative to folded"] == ["2.00", "1.00", "0.50", "1.50"]
     assert found["size on disk"] == ["1.05 MB", "1.5 kB", "1.05 MB", "1.05 MB"]
     assert found["top-1, 200 samples"] == ["-", "90.00%", "89.00%", "-"]
     assert found["agrees with folded"] == ["-", "100.00%", "95.00%", "-"]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from skipless.core.graph import Graph
 
 LawName = Literal["orthogonal", "gaussian"]
-_LAWS: tuple[LawName, ...] = ("orthogonal", "gaussian")
 
 _method_option = click.option(
     "--method",
@@ -32,23 +31,25 @@ _shortcut_option = click.option(
     "--shortcut-weight", type=float, help="Weight of the shortcuts; 0 removes them."
 )
 _input_option = click.option("--input", "shape", help="Shape of a sample, such as 3,32,32.")
+_clamp_option = click.option(
+    "--clamp", is_flag=True, help="If the target is out of reach, use the nearest one."
+)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
 def _target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option(
-            "--clamp", is_flag=True, help="If the target is out of reach, use the nearest one."
-        ),
-        click.option("--sigma-b", type=float, help="EOC: scale of the biases.  [default: 0]"),
-        click.option("--zeta", type=float, help="DKS: C_f'(1).  [default: 1.5]"),
-        click.option(
-            "--tau", type=float, help="TAT with smooth activations: C_f''(1).  [default: 0.3]"
-        ),
-        click.option("--eta", type=float, help="TAT with leaky ReLU: C_f(0).  [default: 0.9]"),
+    for name, help_ in (
+        ("sigma_b", "EOC: scale of the biases.  [default: 0]"),
+        ("zeta", "DKS: C_f'(1).  [default: 1.5]"),
+        ("tau", "TAT with smooth activations: C_f''(1).  [default: 0.3]"),
+        ("eta", "TAT with leaky ReLU: C_f(0).  [default: 0.9]"),
     ):
-        command = option(command)
+        command = click.option(flag(name), type=float, help=help_)(command)
     return command
+
+
+def _activation_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option("--activation", help=f"Activation function.  [default: {default}]")
 
 
 def _output_option(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -64,12 +65,10 @@ def _output_option(name: str) -> Callable[[Callable[..., Any]], Callable[..., An
 @click.command()
 @click.argument("model")
 @_method_option
-@click.option(
-    "--activation",
-    help="Activation function.  [default: leaky_relu; relu for eoc]",
-)
+@_activation_option("leaky_relu; relu for eoc")
 @click.option("--negative-slope", type=float, help="EOC with leaky_relu: slope below zero.")
 @_target_options
+@_clamp_option
 @_shortcut_option
 @_input_option
 @_json_option
@@ -124,13 +123,11 @@ def _format_solution(answer: dict[str, Any]) -> str:
         [name, f"{target:.6g}", f"{answer['residuals'][name]:.1e}"]
         for name, target in answer["targets"].items()
     ]
-    return "\n\n".join(
-        [
-            head,
-            table(["parameter", "value"], parameters),
-            table(["condition", "target", "residual"], conditions),
-        ]
+    tables = (
+        table(["parameter", "value"], parameters),
+        table(["condition", "target", "residual"], conditions),
     )
+    return "\n\n".join([head, *tables])
 
 
 @click.command()
@@ -142,11 +139,9 @@ def _format_solution(answer: dict[str, Any]) -> str:
     multiple=True,
     help="Method to draw; may be repeated.  [default: all three]",
 )
-@click.option(
-    "--activation",
-    help="Activation of all methods.  [default: leaky_relu; softplus for dks, relu for eoc]",
-)
+@_activation_option("leaky_relu for tat, softplus for dks, relu for eoc")
 @_target_options
+@_clamp_option
 @_shortcut_option
 @_input_option
 @_output_option("c_maps.png")
@@ -199,11 +194,9 @@ def plot(
 @click.command()
 @click.argument("model")
 @_method_option
-@click.option(
-    "--activation",
-    help="Activation function.  [default: leaky_relu for tat, softplus for dks, relu for eoc]",
-)
+@_activation_option("leaky_relu for tat, softplus for dks, relu for eoc")
 @_target_options
+@_clamp_option
 @_shortcut_option
 @click.option(
     "--width",
@@ -215,7 +208,7 @@ def plot(
 @click.option("--seeds", default=20, help="Initialisations to average over.")
 @click.option(
     "--distribution",
-    type=click.Choice(_LAWS),
+    type=click.Choice(get_args(LawName)),
     default="orthogonal",
     help="Distribution of the initial weights.",
 )

@@ -32,11 +32,6 @@ _MOST_LAYERS = 9999  # of a chain that is measured
 Progress = Callable[[Sequence[int], str], AbstractContextManager[Iterable[int]]]
 
 
-def no_progress(seeds: Sequence[int], label: str) -> AbstractContextManager[Iterable[int]]:
-    """The seeds as they are."""
-    return nullcontext(seeds)
-
-
 @dataclass(frozen=True)
 class ShapingOptions:
     """How to shape a model before it is checked."""
@@ -52,19 +47,13 @@ class ShapingOptions:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A network to check, with the solution that shaped it."""
-
-    model: nn.Module
-    example: Tensor
-    solution: Solution
-
-
-@dataclass(frozen=True)
 class Family:
-    """Networks of one kind: `build` builds that of a width, or the only one, of width None."""
+    """Networks of one kind: `build` returns that of a width, or the only one, of width None.
 
-    build: Callable[[int | None], Subject]
+    A network comes with an example of its input and the solution that shaped it.
+    """
+
+    build: Callable[[int | None], tuple[nn.Module, Tensor, Solution]]
     widths: tuple[int | None, ...]
     small: bool = False  # so that one thread is fastest
 
@@ -98,9 +87,9 @@ def build_family(
         raise ValueError(f"--input does not apply to {model}, whose inputs are as wide as it is")
     solution = solve(graph, shaping.method, shaping.phi, clamp=shaping.clamp)
 
-    def build(width: int | None) -> Subject:
+    def build(width: int | None) -> tuple[nn.Module, Tensor, Solution]:
         assert width is not None
-        return Subject(build_mlp(graph.depth, width, solution), torch.zeros(1, width), solution)
+        return build_mlp(graph.depth, width, solution), torch.zeros(1, width), solution
 
     return Family(build, tuple(sorted(widths)) or DEFAULT_WIDTHS, small=True)
 
@@ -114,7 +103,7 @@ def _factory_family(
             f"{path} takes no `width`: drop --width {widths[0]}, or add a parameter of that name"
         )
 
-    def build(width: int | None) -> Subject:
+    def build(width: int | None) -> tuple[nn.Module, Tensor, Solution]:
         from skipless.torch.convert import convert
 
         arguments = {} if width is None else {"width": width}
@@ -127,7 +116,7 @@ def _factory_family(
             activation=shaping.phi,
             clamp=shaping.clamp,
         )
-        return Subject(converted, example, converted.skipless_report.solution)
+        return converted, example, converted.skipless_report.solution
 
     return Family(build, tuple(widths) or (None,))
 
@@ -137,7 +126,7 @@ def check_widths(
     seeds: int,
     distribution: Distribution,
     tolerance: float,
-    progress: Progress = no_progress,
+    progress: Progress = lambda seeds, label: nullcontext(seeds),
 ) -> dict[int | None, Check]:
     """The check of every network of the family, by width."""
     narrowest = min((width for width in family.widths if width is not None), default=2)
@@ -148,16 +137,16 @@ def check_widths(
         )
     checks: dict[int | None, Check] = {}
     for width in family.widths:
-        subject = family.build(width)
+        model, example, solution = family.build(width)
         label = "measuring" if width is None else f"width {width}"
         with (
             progress(range(seeds), label) as numbers,
             threads(1) if family.small else nullcontext(),  # more would only wait
         ):
             checks[width] = check(
-                subject.model,
-                subject.example,
-                subject.solution,
+                model,
+                example,
+                solution,
                 seeds=numbers,
                 distribution=distribution,
                 tolerance=tolerance,

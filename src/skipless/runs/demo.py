@@ -23,7 +23,7 @@ from skipless.train.data import load_data
 
 from .configuration import Configuration
 from .kernels import network_curve
-from .search import train_grid
+from .search import Place, run_all
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 BASE = Configuration(
@@ -76,31 +76,30 @@ INTRODUCTION = (
 
 
 def main(
-    folder: Path, networks: Sequence[Network] = NETWORKS, rates: Sequence[float] = RATES
+    folder: Path,
+    networks: Sequence[Network] = NETWORKS,
+    rates: Sequence[float] = RATES,
+    workers: int | None = None,
 ) -> Path:
     """Trains all networks and prints a table; returns the page."""
-    runs = folder / "demo"
-    for old in runs.glob(f"*/{RUN}"):  # only folders of an earlier demo
+    place = Place(folder / "demo", workers=workers)
+    for old in place.folder.glob(f"runs/*/{RUN}"):  # only runs of an earlier demo
         shutil.rmtree(old.parent)
-    grid = {
-        _run_name(n, rate): replace(n.configuration, lr=rate) for n in networks for rate in rates
-    }
+    (place.folder / "studies.db").unlink(missing_ok=True)
+    grid = {(n, rate): replace(n.configuration, lr=rate) for n in networks for rate in rates}
     print(  # noqa: T201
         f"Training {len(networks)} networks of about 50 layers on handwritten digits, each with "
         f"{len(rates)} learning rates: {len(grid)} runs."
     )
     started = time.perf_counter()
-    records = train_grid(grid, runs)
-    by_network = {n: {rate: records[_run_name(n, rate)] for rate in rates} for n in networks}
-    comparison = _comparison(by_network, time.perf_counter() - started)
+    run_all("demo", {f"{n.label}, rate {r:g}": given for (n, r), given in grid.items()}, place)
+    seconds = time.perf_counter() - started
+    records = {n: {r: Record.read(place.run(grid[n, r])) for r in rates} for n in networks}
+    comparison = _comparison(records, seconds)
     print("", results_table(comparison), "", conclusion(comparison), sep="\n")  # noqa: T201
     page = write_page(folder / "demo.html", comparison)
     print(f"\nTo see why, open {page.resolve()} in a browser.")  # noqa: T201
     return page
-
-
-def _run_name(network: Network, rate: float) -> str:
-    return f"{network.label}, rate {rate:g}"
 
 
 def _comparison(records: Mapping[Network, Mapping[float, Record]], seconds: float) -> Comparison:

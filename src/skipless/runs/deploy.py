@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from skipless.onnx.export import demand_onnx, export_onnx, write_onnx
-from skipless.onnx.graph import OnnxGraph, UnknownShapeError, best_schedule, read_onnx
+from skipless.onnx.graph import UnknownShapeError, best_schedule, read_onnx
 from skipless.onnx.int8 import quantize_int8
 from skipless.onnx.run import latencies, measured_peak, output, session
 from skipless.record import write_atomically
@@ -280,29 +280,20 @@ class _Files:
         path = self.paths[kind]
         graph, _ = read_onnx(path, self.request.batch_size)
         parts = (path, path.with_name(path.name + ".data"))
-        figures = FileMetrics(
-            self.names[kind],
-            self.parameters[kind],
-            graph.kinds,
-            sum(part.stat().st_size for part in parts if part.exists()),
-            latency,
-        )
+        disk = sum(part.stat().st_size for part in parts if part.exists())
+        metrics = FileMetrics(self.names[kind], self.parameters[kind], graph.kinds, disk, latency)
         if kind == INT8:
-            return figures
-        return self._count(figures, graph, path)
-
-    def _count(self, figures: FileMetrics, graph: OnnxGraph, path: Path) -> FileMetrics:
-        """Adds what follows from the shapes in a graph, as far as they are known."""
+            return metrics
         try:
-            figures = replace(figures, multiply_adds=graph.multiply_adds)
+            metrics = replace(metrics, multiply_adds=graph.multiply_adds)
         except UnknownShapeError as error:
-            figures = replace(figures, unknown={"multiply_adds": error.node})
+            metrics = replace(metrics, unknown={"multiply_adds": error.node})
         try:
             schedule = best_schedule(graph)
         except UnknownShapeError as error:
-            return replace(figures, unknown={**figures.unknown, "peak_memory": error.node})
+            return replace(metrics, unknown={**metrics.unknown, "peak_memory": error.node})
         return replace(
-            figures,
+            metrics,
             peak_memory=schedule.peak,
             measured_peak_memory=measured_peak(path, schedule, self.batch.numpy()),
             best_order=schedule.optimal,
@@ -322,13 +313,23 @@ def write_report(given: Deployment, output: Path) -> str:
 def deployment_section(given: Deployment) -> Section:
     """Every number side by side, with verdicts."""
     kinds = [kind for kind in (ORIGINAL, FOLDED, INT8, BASELINE) if kind in given.figures]
-    left_out = [f"{_LEFT_OUT[kind]}: {str(m).rstrip('.')}." for kind, m in given.missing.items()]
+    notes = [f"{_LEFT_OUT[kind]}: {str(m).rstrip('.')}." for kind, m in given.missing.items()]
+    if given.remaining:
+        more = len(given.remaining) - 1
+        notes.append(
+            f"Not folded: {given.remaining[0]}.{f' And {more} more like it.' * (more > 0)}"
+        )
+    if any(metrics.unknown for metrics in given.figures.values()):
+        notes.append(
+            "Unknown values could not be computed: at the named operation, shapes depend on more "
+            "than the input's shape."
+        )
     return Section(
         "deployment",
         given.description,
-        " ".join([*left_out, *_not_folded(given.remaining), *_not_known(given)]),
+        " ".join(notes),
         ["", *(given.figures[kind].name for kind in kinds)],
-        [[label, *(cell(given, kind) for kind in kinds)] for label, cell in _rows(given)],
+        list(_rows(given, kinds)),
         list(_verdicts(given)),
         facts={
             "sample": "x".join(map(str, given.shape)),
@@ -340,29 +341,27 @@ def deployment_section(given: Deployment) -> Section:
     )
 
 
-def _rows(given: Deployment) -> Iterator[tuple[str, Callable[[Deployment, str], str]]]:
-    """Labels, and the cell of a file in that row; a dash if it has none."""
-    of = lambda number: lambda d, kind: number(d.figures[kind])
-    yield "parameters", of(lambda f: f"{f.parameters:,}")
-    yield "multiply-adds", of(lambda f: _unknown(f, "multiply_adds") or _count(f.multiply_adds))
-    yield (
-        "peak activation memory",
-        of(lambda f: _unknown(f, "peak_memory") or _megabytes(f.peak_memory)),
-    )
-    yield "  measured", of(lambda f: _megabytes(f.measured_peak_memory))
-    for threads in given.figures[FOLDED].latency:
+def _rows(given: Deployment, kinds: Sequence[str]) -> Iterator[list[str]]:
+    """A label, and the value of each file; a dash if it has none."""
+    files = [given.figures[kind] for kind in kinds]
+    yield ["parameters", *(f"{f.parameters:,}" for f in files)]
+    yield ["multiply-adds", *(_known(f, "multiply_adds", "{:,}".format) for f in files)]
+    yield ["peak activation memory", *(_known(f, "peak_memory", _megabytes) for f in files)]
+    yield ["  measured", *(_known(f, "measured_peak_memory", _megabytes) for f in files)]
+    for threads, folded in given.figures[FOLDED].latency.items():
+        times = [f.latency[threads] for f in files]
         label = f"latency, {threads} thread{'s' * (threads > 1)}"
-        yield label, of(lambda f, n=threads: f"{1e3 * f.latency[n]:.3g} ms")
-        yield "  times the folded one's", lambda d, kind, n=threads: _ratio(d, kind, n)
-    yield "size on disk", of(lambda f: _megabytes(f.disk))
+        yield [label, *(f"{1e3 * seconds:.3g} ms" for seconds in times)]
+        yield ["  relative to folded", *(f"{seconds / folded:.2f}" for seconds in times)]
+    yield ["size on disk", *(_megabytes(f.disk) for f in files)]
     if given.accuracy:
-        samples = given.accuracy[FOLDED].samples
-        yield f"top-1, {samples} samples", lambda d, k: _share(d, k, "top1")
-        yield "  agrees with folded", lambda d, k: _share(d, k, "agreement")
-    yield "operators", of(lambda f: str(sum(f.operators.values())))
-    operators = dict.fromkeys(k for f in given.figures.values() for k in f.operators)
-    for operator in operators:
-        yield f"  {operator}", of(lambda f, k=operator: str(f.operators.get(k, "-")))
+        found = [given.accuracy.get(kind) for kind in kinds]
+        label = f"top-1, {given.accuracy[FOLDED].samples} samples"
+        yield [label, *("-" if a is None else f"{a.top1:.2%}" for a in found)]
+        yield ["  agrees with folded", *("-" if a is None else f"{a.agreement:.2%}" for a in found)]
+    yield ["operators", *(str(sum(f.operators.values())) for f in files)]
+    for operator in dict.fromkeys(k for f in given.figures.values() for k in f.operators):
+        yield [f"  {operator}", *(str(f.operators.get(operator, "-")) for f in files)]
 
 
 def _verdicts(given: Deployment) -> Iterator[Verdict]:
@@ -390,16 +389,17 @@ def _verdicts(given: Deployment) -> Iterator[Verdict]:
             if saved
             else "as much.",
         )
-    if INT8 in given.accuracy:
-        before, after = given.accuracy[FOLDED], given.accuracy[INT8]
-        yield Verdict(
-            "INT8 loses no more than one point of top-1 accuracy.",
-            after.top1 >= before.top1 - _KEEPS,
-            f"{before.top1:.2%} before, {after.top1:.2%} after; {after.agreement:.2%} of the "
-            "predictions are the same.",
-        )
-    else:
-        yield Verdict("INT8 loses no more than one point of top-1 accuracy.", None, "")
+    claim = "INT8 loses no more than one point of top-1 accuracy."
+    if INT8 not in given.accuracy:
+        yield Verdict(claim, None, "")
+        return
+    before, after = given.accuracy[FOLDED], given.accuracy[INT8]
+    yield Verdict(
+        claim,
+        after.top1 >= before.top1 - _KEEPS,
+        f"{before.top1:.2%} before, {after.top1:.2%} after; {after.agreement:.2%} of the "
+        "predictions are the same.",
+    )
 
 
 def _memory_verdict(given: Deployment) -> Verdict:
@@ -407,56 +407,26 @@ def _memory_verdict(given: Deployment) -> Verdict:
     unknown = [f.name for f in given.figures.values() if "peak_memory" in f.unknown]
     if unknown:
         return Verdict(claim, None, f"Unknown for {', '.join(unknown)}.")
-    counted = [figures for figures in given.figures.values() if figures.peak_memory is not None]
-    unsearched = [figures.name for figures in counted if not figures.best_order]
-    return Verdict(
-        claim,
-        all(_confirmed(figures) for figures in counted),
-        f"Too many orders to search, so the file's own is used: {', '.join(unsearched)}."
-        if unsearched
-        else "",
-    )
+    counted = [f for f in given.figures.values() if f.peak_memory is not None]
+    unsearched = ", ".join(f.name for f in counted if not f.best_order)
+    evidence = f"Too many orders to search, so the file's own is used: {unsearched}."
+    return Verdict(claim, all(map(_is_confirmed, counted)), evidence if unsearched else "")
 
 
-def _not_known(given: Deployment) -> list[str]:
-    if not any(figures.unknown for figures in given.figures.values()):
-        return []
-    return [
-        "Unknown values could not be computed: at the named operation, shapes depend on more than "
-        "the input's shape."
-    ]
-
-
-def _not_folded(remaining: tuple[str, ...]) -> list[str]:
-    more = f" And {len(remaining) - 1} more like it." if len(remaining) > 1 else ""
-    return [f"Not folded: {remaining[0]}.{more}"] if remaining else []
-
-
-def _confirmed(figures: FileMetrics) -> bool:
-    computed, measured = figures.peak_memory, figures.measured_peak_memory
+def _is_confirmed(metrics: FileMetrics) -> bool:
+    computed, measured = metrics.peak_memory, metrics.measured_peak_memory
     if computed is None or measured is None:
         return False
     return abs(measured - computed) <= _CONFIRMS * computed
 
 
-def _ratio(given: Deployment, kind: str, threads: int) -> str:
-    return f"{given.figures[kind].latency[threads] / given.figures[FOLDED].latency[threads]:.2f}"
+def _known(metrics: FileMetrics, name: str, form: Callable[[int], str]) -> str:
+    if name in metrics.unknown:
+        return f"unknown: {metrics.unknown[name]}"
+    value = getattr(metrics, name)
+    return "-" if value is None else form(value)
 
 
-def _share(given: Deployment, kind: str, name: str) -> str:
-    return f"{getattr(given.accuracy[kind], name):.2%}" if kind in given.accuracy else "-"
-
-
-def _unknown(figures: FileMetrics, name: str) -> str | None:
-    return f"unknown: {figures.unknown[name]}" if name in figures.unknown else None
-
-
-def _count(number: int | None) -> str:
-    return "-" if number is None else f"{number:,}"
-
-
-def _megabytes(size: int | None) -> str:
+def _megabytes(size: int) -> str:
     """Bytes in MB of 1,000,000; small sizes in kB."""
-    if size is None:
-        return "-"
     return f"{size / 1e6:.3g} MB" if size >= 1e6 else f"{size / 1e3:.3g} kB"

@@ -22,7 +22,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -34,7 +33,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from skipless.record import METRICS, RUN, Record, write_atomically
+from skipless.record import METRICS, Record, write_atomically
 from skipless.train.checkpoint import FOLDER as CHECKPOINTS
 from skipless.train.engine import DivergedError
 from skipless.train.process import cores, exit_with_parent, process_group
@@ -54,8 +53,7 @@ _EXPECTED = (ValueError, OSError, ImportError)  # errors whose message is enough
 Message = str | dict[str, Outcome] | None
 
 
-def is_distributed() -> bool:
-    """Whether `torchrun` started several processes."""
+def _is_distributed() -> bool:
     return int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
@@ -64,18 +62,18 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", 0)) == 0
 
 
-def broadcast(message: Message) -> Message:
+def _broadcast(message: Message) -> Message:
     """The message of the first process, in all of them; a single process gets its own back."""
-    if not is_distributed():
+    if not _is_distributed():
         return message
     messages = [message]
     dist.broadcast_object_list(messages, src=0)
     return messages[0]
 
 
-def run_as_worker(train_run: Callable[[str], bool]) -> dict[str, Outcome]:
+def _run_as_worker(train_run: Callable[[str], bool]) -> dict[str, Outcome]:
     """Takes part in the runs that the first process names; returns all outcomes."""
-    while not isinstance(message := broadcast(None), dict):
+    while not isinstance(message := _broadcast(None), dict):
         if message is not None:
             train_run(message)
     return message
@@ -149,62 +147,6 @@ def _lock(folder: Path) -> Iterator[None]:
 
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def train_grid(
-    configurations: Mapping[str, Configuration], folder: Path, processes: int | None = None
-) -> dict[str, Record]:
-    """Trains many small runs at once, each in a process with one thread; returns their records.
-
-    Each run has a folder of its name in `folder`. One that diverges has no last evaluation.
-    """
-    # Spawned, because PyTorch's threads do not survive a fork.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        processes or cores(), mp_context=context, initializer=exit_with_parent
-    ) as pool:
-        running = {
-            name: pool.submit(train_to_end, configuration, folder / name)
-            for name, configuration in configurations.items()
-        }
-        try:
-            _watch_grid(running, folder)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return {name: Record.read(folder / name) for name in configurations}
-
-
-def _watch_grid(running: Mapping[str, Future[bool]], folder: Path) -> None:
-    """Wait for all runs, with a bar that shows the last evaluation of those under way."""
-    with tqdm(
-        total=len(running), unit="run", dynamic_ncols=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        while True:
-            done = [name for name, future in running.items() if future.done()]
-            for name in done:
-                running[name].result()
-            bar.update(len(done) - bar.n)
-            if not bar.disable:
-                left = {name: folder / name for name in running if name not in done}
-                bar.set_postfix_str(
-                    _format_running({n: f for n, f in left.items() if (f / RUN).exists()})
-                )
-            if len(done) == len(running):
-                return
-            time.sleep(0.3)
-
-
-def _format_running(folders: Mapping[str, Path]) -> str:
-    """The last evaluation of each run, as far as it is on this disk."""
-    return "; ".join(f"{n} {_last_metrics(folder)}".rstrip() for n, folder in folders.items())
-
-
-def _last_metrics(run: Path) -> str:
-    if not (run / METRICS).exists():
-        return ""
-    epochs, accuracies = (Record.read(run).series("validation", n)[1] for n in ("epoch", "top1"))
-    return f"epoch {epochs[-1]:g}: {accuracies[-1]:.0%}" if epochs else ""
 
 
 @dataclass(frozen=True)
@@ -296,11 +238,11 @@ def run_all(
     processes train each run together.
     """
     search = _Search(study, runs, place, seconds_until_dead, teachers or {})
-    with process_group() if is_distributed() else nullcontext():
+    with process_group() if _is_distributed() else nullcontext():
         if not is_main():
-            return run_as_worker(search.train)
+            return _run_as_worker(search.train)
         outcomes = _run_search(search)
-        broadcast(outcomes)
+        _broadcast(outcomes)
         return outcomes
 
 
@@ -308,10 +250,12 @@ def _run_search(search: _Search) -> dict[str, Outcome]:
     make_folder(search.place.folder)
     with closing(search.open_study()) as shared, _terminable():
         try:
-            if is_distributed():
+            left = len(search.runs) - shared.done()
+            workers = min(left, search.place.workers or torch.cuda.device_count() or cores())
+            if workers > 1 and not _is_distributed():
+                _watch(search, shared, workers)
+            elif left or _is_distributed():
                 _work(search, shared)
-            else:
-                _search_here(search, shared)
         except (KeyboardInterrupt, InterruptedError):
             raise InterruptedError(
                 f"The search {search.study} was stopped after {shared.done()} of "
@@ -321,22 +265,13 @@ def _run_search(search: _Search) -> dict[str, Outcome]:
     return {name: outcomes[name] for name in search.runs}
 
 
-def _search_here(search: _Search, shared: SharedStudy) -> None:
-    left = len(search.runs) - shared.done()
-    workers = min(left, search.place.workers or torch.cuda.device_count() or cores())
-    if workers > 1:
-        _watch(search, shared, workers)
-    elif left:
-        _work(search, shared)
-
-
 def _work(search: _Search, shared: SharedStudy, *, progress: bool = True) -> None:
     """Train the remaining runs of a study, until all are done."""
     with _bar(search, progress) as bar:
 
         def run(name: str) -> Outcome:
             def train_run() -> bool:
-                broadcast(name)
+                _broadcast(name)
                 return search.train(name)
 
             bar.set_postfix_str(name)
@@ -345,7 +280,7 @@ def _work(search: _Search, shared: SharedStudy, *, progress: bool = True) -> Non
         while (done := shared.done()) < len(search.runs):
             bar.update(done - bar.n)
             if not shared.take(run):
-                broadcast(None)  # so that the others do not time out
+                _broadcast(None)  # so that the others do not time out
                 time.sleep(_PAUSE)
 
 
@@ -360,8 +295,7 @@ def _watch(search: _Search, shared: SharedStudy, workers: int) -> None:
                     raise error
             if not bar.disable:
                 bar.update(shared.done() - bar.n)
-                folders = {n: search.place.run(search.runs[n]) for n in shared.running()}
-                bar.set_postfix_str(_format_running(folders))
+                bar.set_postfix_str("; ".join(_last_metrics(search, n) for n in shared.running()))
         if (done := shared.done()) < len(search.runs):
             codes = ", ".join(sorted({str(process.exitcode) for process in processes}))
             raise ChildProcessError(
@@ -417,7 +351,7 @@ def _run_worker(search: _Search, number: int, workers: int, sender: Connection) 
         os.environ |= {"LOCAL_RANK": str(number % gpus)}
     threads = max(1, cores() // workers)
     runs, teachers = (
-        {name: _with_threads(given, threads) for name, given in own.items()}
+        {n: replace(c, threads=threads) if c.threads is None else c for n, c in own.items()}
         for own in (search.runs, search.teachers)
     )
     search = replace(search, runs=runs, teachers=teachers)
@@ -427,12 +361,6 @@ def _run_worker(search: _Search, number: int, workers: int, sender: Connection) 
                 _work(search, shared, progress=False)
         except BaseException as error:
             sender.send_bytes(_pickle_error(error))
-
-
-def _with_threads(configuration: Configuration, threads: int) -> Configuration:
-    if configuration.threads is not None:
-        return configuration
-    return replace(configuration, threads=threads)
 
 
 def _pickle_error(error: BaseException) -> bytes:
@@ -488,3 +416,13 @@ def _bar(search: _Search, progress: bool = True) -> tqdm:
         dynamic_ncols=True,
         disable=not (progress and sys.stderr.isatty()),
     )
+
+
+def _last_metrics(search: _Search, name: str) -> str:
+    """A run's name and last evaluation, as far as it is on this disk."""
+    folder = search.place.run(search.runs[name])
+    if not (folder / METRICS).exists():
+        return name
+    record = Record.read(folder)
+    epochs, accuracies = (record.series("validation", n)[1] for n in ("epoch", "top1"))
+    return f"{name} epoch {epochs[-1]:g}: {accuracies[-1]:.0%}" if epochs else name
