@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,12 +66,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts a search in a process of its own, which does not outlive the test."""
     running: list[subprocess.Popen[str]] = []
 
-    def started(*launcher: str, **values: object) -> subprocess.Popen[str]:
+    def started(environment: Mapping[str, str], **values: object) -> subprocess.Popen[str]:
         script = tmp_path / "script.py"
         script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), **values))
         process = subprocess.Popen(
-            [sys.executable, *launcher, str(script)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            [sys.executable, str(script)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -81,7 +81,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     yield started
     for process in running:
-        process.terminate()  # torchrun and a search end their own processes then
+        process.terminate()  # a search ends its own processes then
         process.communicate(timeout=60)
 
 
@@ -189,7 +189,7 @@ def test_the_run_of_a_worker_that_was_killed_is_taken_up_by_another(
     place: Place, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     runs = "long=LONG, short=TINY"
-    process = start(folder=str(place.folder), workers=2, runs=runs, seconds=3)
+    process = start({}, folder=str(place.folder), workers=2, runs=runs, seconds=3)
     folder = place.run(LONG)
     while process.poll() is None and not (folder / "checkpoints" / "step-00000010").exists():
         time.sleep(0.05)
@@ -216,17 +216,22 @@ def test_the_run_of_a_worker_that_was_killed_is_taken_up_by_another(
     assert rows(folder, 10) == before  # not trained anew: even the seconds are the same
 
 
+class Killed:
+    """Ends a process that unpickles it, before that imports torch."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os._exit, (9,)
+
+
 def test_workers_that_are_all_gone_are_an_error(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "_run_worker", lost)
+    monkeypatch.setattr(search, "_run_worker", Killed())
     runs = {"a": TINY, "b": replace(TINY, seed=1)}
-    with pytest.raises(ChildProcessError, match=r"All 2 workers .* after 0 of 2 runs"):
+    with pytest.raises(
+        ChildProcessError, match=r"All 2 workers .*exit codes 9\) after 0 of 2 runs"
+    ):
         run_all("study", runs, replace(place, workers=2))
-
-
-def lost(*_: object) -> None:
-    os._exit(9)
 
 
 def test_all_processes_of_torchrun_train_each_run_together(
@@ -235,12 +240,20 @@ def test_all_processes_of_torchrun_train_each_run_together(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
     runs = "a=TINY, b=replace(TINY, seed=1), bad=replace(TINY, lr=1e30, steps=11)"
-    process = start(*launcher, folder=str(place.folder), workers=1, runs=runs, seconds=60)
-    output, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    first, second = (eval(line) for line in output.splitlines())
+    # As torchrun starts them, whose own process would import torch, too.
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [
+        start(
+            {**world, "RANK": rank, "LOCAL_RANK": rank},
+            folder=str(place.folder), workers=1, runs=runs, seconds=60,
+        )
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    first, second = (eval(output) for output, _ in outputs)
     assert first == second
     assert [name for name, _ in first] == ["a", "b", "bad"]
     assert first[2][1] is None

@@ -25,17 +25,18 @@ DONE = Outcome(
 )  # fmt: skip
 NAMES = [f"run {number:02d}" for number in range(8)]
 
-# Opens two data bases at a given moment, one of them new, and does all that it gets there.
+# Opens two data bases, one of them new, at the same moment as two others, and does all it gets.
 WORKER = """
-import sys, time
+import os, sys, time
+from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_study import DONE, NAMES, SharedStudy
 
-folder, start = sys.argv[1], float(sys.argv[2])
+folder = Path(sys.argv[1])
 for name in ("new", "failed"):
-    while time.time() < start:
+    (folder / f"{{name}}-{{os.getpid()}}.ready").touch()
+    while len(list(folder.glob(f"{{name}}-*.ready"))) < 3:
         time.sleep(0.001)
-    start += 2
     study = SharedStudy("study", NAMES, f"sqlite:///{{folder}}/{{name}}.db", 60)
 
     def run(run):
@@ -57,7 +58,7 @@ def refuse(name: str) -> Outcome:
     raise OSError(f"{name} does not go")
 
 
-def taken(study: SharedStudy, times: int = 20) -> list[str]:
+def taken(study: SharedStudy, times: int = 6) -> list[str]:
     """The runs that a worker gets until nothing is left, or in so many times that it asks."""
     names: list[str] = []
 
@@ -93,7 +94,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counter[str]]:
             with pytest.raises(OSError, match="does not go"):
                 study.take(refuse)
     script = WORKER.format(tests=str(Path(__file__).parent))
-    command = [sys.executable, "-c", script, str(folder), str(time.time() + 4)]
+    command = [sys.executable, "-c", script, str(folder)]
     workers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     for worker in workers:
         _, errors = worker.communicate(timeout=120)

@@ -95,7 +95,7 @@ def test_a_run_that_is_asked_to_stop_ends_well_and_says_how_to_go_on(tmp_path: P
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     last = finished(process).splitlines()[-1]
-    assert last.endswith(f"Go on with: skipless train --resume --output {folder}")
+    assert last.endswith(f"Resume with: skipless train --resume --output {folder}")
     step = int(last.split("after step ")[1].split()[0])
     assert Checkpoints(folder).paths()[-1].name == f"step-{step:08d}"
 
