@@ -69,7 +69,7 @@ def test_proposition_1_holds_with_the_shortcut_weight_of_its_proof_only(alpha: f
 def test_proposition_1_has_no_shortcut_weight_for_a_negative_slope_below_zero() -> None:
     # At c = -1 a block reads w² c + (1 - w²) C(c) = -w² <= 0; the leaky ReLU is above.
     assert leaky(-1.0, -0.3) > 0.3
-    with pytest.raises(ValueError, match="alpha >= 0"):
+    with pytest.raises(ValueError, match="alpha must be >= 0"):
         equivalent_shortcut_weight(-0.3)
 
 

@@ -1,4 +1,4 @@
-// The moments of ψ(z) = φ(αz + β) under N(0, 1) that decide every condition, as in core.moments.
+// The moments of ψ(z) = φ(αz + β) under N(0, 1) that decide every condition, as in core.gaussian.
 "use strict";
 
 const FINE = gaussLegendre(12);

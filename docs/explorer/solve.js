@@ -19,7 +19,7 @@ function targetName(method, activation) {
 function solve(net, method, activation, target) {
   const phi = ACTIVATIONS[activation];
   const name = targetName(method, activation);
-  if (name) demand(name, target);
+  if (name) requireTarget(name, target);
   if (method === "tat") {
     return phi.negativeSlope !== undefined ? tatLeakyRelu(net, target) : tatSmooth(net, target, phi);
   }
@@ -30,12 +30,12 @@ function solve(net, method, activation, target) {
   return activation === "relu" ? dksRelu(net, target, slope) : dksSmooth(net, target, slope, phi);
 }
 
-function demand(name, value) {
+function requireTarget(name, value) {
   const { low, high, usual, closed } = TARGETS[name];
   if ((low < value || (closed && value === low)) && value < high) return;
-  const rule = high < Infinity ? `${low} < ${name} < ${high}` : `${name} > ${low}`;
+  const rule = high < Infinity ? `in (${low}, ${high})` : `finite and ${closed ? ">=" : ">"} ${low}`;
   throw new UnreachableTarget(
-    `${name} = ${general(value)} was asked for, but ${rule} is needed; usual: ${usual}.`);
+    `${name} must be ${rule}, got ${general(value)} (typically ${usual})`);
 }
 
 // What every solution has; `mu` is the maximum over subnetworks that the method prescribes.
@@ -54,9 +54,8 @@ function tatLeakyRelu(net, eta) {
   const straightened = (c) => 1 / Math.sqrt(Math.max(1 - c, 1e-18)); // nearly linear in κ
   const most = atZero(1);
   if (most < eta) {
-    const many = net.depth > 1;
     throw outOfReach("C_f(0)", eta, most,
-      `${net.depth} activation${many ? "s" : ""} on the longest path give${many ? "" : "s"} at most ` +
+      `with ${net.depth} activation${net.depth > 1 ? "s" : ""} on the longest path it is at most ` +
       `${most.toFixed(3)} (plain ReLU). Lower eta below that, deepen the network (a chain needs ` +
       `${reluDepth(eta)} activations), lower its shortcut weights`);
   }
@@ -68,7 +67,7 @@ function tatLeakyRelu(net, eta) {
 function tatSmooth(net, tau, phi) {
   if (phi.slopeJumps) {
     throw new UnreachableTarget(
-      `TAT by tau was asked for ${phi.name}, but its slope jumps, so that C''(1) is infinite at any ` +
+      `TAT cannot shape ${phi.name} by tau: its slope jumps, so C''(1) is infinite at any ` +
       "scale and shift. Use activation='leaky_relu', which TAT shapes by eta, or a smooth activation.");
   }
   const multiple = maxCurvature(net, 1);
@@ -94,8 +93,8 @@ function dksLeakyRelu(net, zeta, slope) {
   const steepest = 1 / (1 - 2 / Math.PI);
   if (slope > steepest) {
     throw outOfReach("C_f'(1)", zeta, maxSlope(net, steepest),
-      `it needs C'(1) = ${general(slope, 4)} in every layer, and the steepest map that a leaky ReLU ` +
-      `has, at negative slope -1, is ${general(steepest, 4)}. Lower zeta, deepen the network`);
+      `it needs C'(1) = ${general(slope, 4)} in every layer, but leaky ReLU has at most ` +
+      `${general(steepest, 4)}, at negative slope -1. Lower zeta, deepen the network`);
   }
   const phi = leakyReluOf(negativeSlope(Math.min(2, Math.PI * (1 - 1 / slope))));
   const m = moments(phi, 1, 0);
@@ -112,14 +111,14 @@ function dksRelu(net, zeta, slope) {
   if (gap(low) < 0 || gap(high) > 0) {
     const reached = 1 + (slope - 1) * Math.exp(gap(gap(low) < 0 ? low : high));
     throw outOfReach("C_f'(1)", zeta, maxSlope(net, reached),
-      `it needs C'(1) = ${general(slope)} in every layer, and a shift of ReLU that meets its kink at ` +
-      `all gives no more than ${general(reached)}. Change the target or the depth`);
+      `it needs C'(1) = ${general(slope)} in every layer, but shifted ReLU only reaches ` +
+      `${general(reached)}. Change the target or the depth`);
   }
   const beta = root(gap, low, high);
   const m = moments(phi, 1, beta);
   return solution(phi, {
     beta, gamma: m.variance ** -0.5, delta: -m.mean, mu: "mu1",
-    note: "DKS cannot give ReLU Q'(1) = 1, for ReLU is homogeneous; the condition is dropped. " +
+    note: "DKS cannot give ReLU Q'(1) = 1, since ReLU is homogeneous; the condition is dropped. " +
       "Use activation='leaky_relu' to keep it.",
   });
 }
@@ -130,12 +129,11 @@ function eoc(sigmaB, phi) {
   const nearest = nearestBias(phi, sigmaB);
   if (nearest === null) {
     throw new UnreachableTarget(
-      `An edge of chaos was asked for ${phi.name}, but at no sigma_b do its layers have C'(1) = 1 at a ` +
-      "q value that attracts: from layer to layer q runs away from it. Use TAT or DKS, which " +
-      "transform the activation, or another activation.");
+      `${phi.name} has no edge of chaos: at no sigma_b do its layers have C'(1) = 1 at a stable q ` +
+      "value. Use TAT or DKS, which transform the activation, or another activation.");
   }
   throw outOfReach("sigma_b", sigmaB, nearest,
-    `no sigma_w gives ${phi.name} C'(1) = 1 at a q value that attracts. Change sigma_b, use TAT or DKS`);
+    `no sigma_w gives ${phi.name} C'(1) = 1 at a stable q value. Change sigma_b, use TAT or DKS`);
 }
 
 // The local C'(1) for which the maximal slope over all subnetworks is ζ.
@@ -170,15 +168,15 @@ function bestOf(phi, families, target) {
 function spanOf(phi, families, method) {
   if (phi.degree !== undefined) {
     throw new UnreachableTarget(
-      `${method} was asked for ${phi.name}, but it is homogeneous, φ(sx) = s^${phi.degree} φ(x): an ` +
-      "input scale only acts like an output scale, and one condition more is left than free " +
-      "parameters. Use leaky_relu, which is shaped by its negative slope, or another activation.");
+      `${method} cannot shape ${phi.name}: it is homogeneous, φ(sx) = s^${phi.degree} φ(x), so ` +
+      "the input scale acts like the output scale, and there are fewer parameters than " +
+      "conditions. Use leaky_relu, which is shaped by its negative slope, or another activation.");
   }
   const spans = families.map((conditions) => reachable(phi, conditions)).filter(Boolean);
   if (!spans.length) {
     throw new UnreachableTarget(
-      `${method} was asked for ${phi.name}, but no input scale and shift give it Q(1) = 1 and Q'(1) = 1 ` +
-      "together with the C map conditions, for any target. Use another activation.");
+      `${method} cannot shape ${phi.name}: no input scale and shift satisfy Q(1) = 1, Q'(1) = 1 ` +
+      "and the C map conditions, for any target. Use another activation.");
   }
   return [Math.min(...spans.map(([low]) => low)), Math.max(...spans.map(([, high]) => high))];
 }
@@ -191,7 +189,7 @@ function nearestOf(phi, families, target) {
 }
 
 const why = (phi, reading, needed, [low, high], globally) =>
-  `it needs ${reading} = ${general(needed, 4)} in every layer, and scale and shift give ${phi.name} from ` +
+  `it needs ${reading} = ${general(needed, 4)} in every layer, but ${phi.name} reaches ` +
   `${general(low, 3)} to ${general(high, 4)}, which is ${general(globally(low), 4)} to ` +
   `${general(globally(high), 4)} in this network. Change the target, the depth or the activation`;
 

@@ -301,7 +301,7 @@ def test_functions_that_do_not_map_arrays_are_refused(slope: object, found: str)
 
 @pytest.mark.parametrize("kinks", [(math.nan,), (0.0, math.inf)])
 def test_kinks_that_are_not_finite_are_refused(kinks: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="finite number"):
+    with pytest.raises(ValueError, match="kinks must be finite, got"):
         Activation(np.sin, np.cos, np.sin, kinks=kinks)
 
 
@@ -363,5 +363,5 @@ def test_transform_changes_the_name_since_the_function_is_another() -> None:
 def test_transform_refuses_constants_that_leave_no_activation(
     constants: tuple[float, float, float, float],
 ) -> None:
-    with pytest.raises(ValueError, match="input_scale that is not zero"):
+    with pytest.raises(ValueError, match="needs finite numbers and input_scale != 0, got"):
         transform(activation("tanh"), *constants)

@@ -103,7 +103,7 @@ def test_a_long_graph_prints_short() -> None:
     assert len(lines) == 20
     assert lines[-1].endswith("Sum(0.8·6994 + 0.6·7000)")
     wide = str(Graph([Input(), Concat((0,) * 1000, origin="join")]))
-    assert max(map(len, wide.splitlines())) == 100
+    assert max(map(len, wide.splitlines())) == 80
 
 
 def test_a_short_graph_prints_every_node_with_its_origin() -> None:
@@ -118,19 +118,19 @@ def test_a_short_graph_prints_every_node_with_its_origin() -> None:
 
 BAD: list[tuple[list[Node], str]] = [
     ([], "no nodes"),
-    ([Affine(0, origin="fc")], r"Input\(\) at index 0; found node 0 \(Affine, fc\)"),
+    ([Affine(0, origin="fc")], r"Input\(\) at index 0, got node 0 \(Affine, fc\)"),
     ([Input(), Input(origin="mask")], r"node 1 \(Input, mask\) is a second input"),
     ([Input(), Affine(1, origin="fc")], r"node 1 \(Affine, fc\) reads node 1"),
     ([Input(), Nonlinearity(-1)], r"node 1 \(Nonlinearity\) reads node -1"),
     ([Input(), Sum((0, 2), (1, 1), origin="add"), Affine(0)], r"node 1 \(Sum, add\) reads node 2"),
     ([Input(), Sum((0, 0), (1,), origin="add")], r"\(Sum, add\) has 2 inputs and 1 weights"),
     ([Input(), Sum((), ())], r"node 1 \(Sum\) adds nothing"),
-    ([Input(), Sum((0, 0), (0, 0))], r"not all zero; found \(0.0, 0.0\)"),
+    ([Input(), Sum((0, 0), (0, 0))], r"not all zero, got \(0.0, 0.0\)"),
     ([Input(), Sum((0, 0), (1, math.inf))], "finite weights"),
     ([Input(), Sum((0, 0), (1, math.nan))], "finite weights"),
     ([Input(), Concat((), origin="cat")], r"node 1 \(Concat, cat\) joins nothing"),
     ([Input(), Concat((0, 0), (1,))], "has 2 inputs and 1 widths"),
-    ([Input(), Concat((0, 0), (1, 0))], r"positive finite widths; found \(1.0, 0.0\)"),
+    ([Input(), Concat((0, 0), (1, 0))], r"positive finite widths .*, got \(1.0, 0.0\)"),
     ([Input(), Concat((0, 0), (1, math.inf))], "positive finite widths"),
 ]
 
@@ -142,15 +142,15 @@ def test_a_bad_graph_is_refused_by_the_name_of_its_node(nodes: list[Node], messa
 
 
 def test_standard_graphs_of_no_layers_are_refused() -> None:
-    with pytest.raises(GraphError, match="depth counts from 1; found 0"):
+    with pytest.raises(GraphError, match="depth must be at least 1, got 0"):
         Graph.chain(0)
-    with pytest.raises(GraphError, match="blocks counts from 1; found -1"):
+    with pytest.raises(GraphError, match="blocks must be at least 1, got -1"):
         Graph.residual(-1, shortcut_weight=0.5)
-    with pytest.raises(GraphError, match="branch_depth counts from 1; found 0"):
+    with pytest.raises(GraphError, match="branch_depth must be at least 1, got 0"):
         Graph.residual(1, 0, shortcut_weight=0.5)
 
 
 @pytest.mark.parametrize("weight", [1.01, -2.0, math.nan])
 def test_a_shortcut_weight_beyond_one_is_refused(weight: float) -> None:
-    with pytest.raises(GraphError, match=r"shortcut_weight in \[-1, 1\]"):
+    with pytest.raises(GraphError, match=r"shortcut_weight must be in \[-1, 1\], got"):
         Graph.residual(1, shortcut_weight=weight)

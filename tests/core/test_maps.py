@@ -541,7 +541,7 @@ def test_the_closed_form_of_erf_is_the_integral(c: float, q1: float, q2: float) 
 @pytest.mark.parametrize("f", [c_map, c_map_slope, c_map_curvature])
 def test_a_c_that_is_no_cosine_is_refused(f: Callable[..., np.ndarray], c: float) -> None:
     for asked in (c, np.array([0.1, c])):
-        with pytest.raises(ValueError, match=r"lies in \[-1, 1\]"):
+        with pytest.raises(ValueError, match=r"c must be in \[-1, 1\], got"):
             f(activation("tanh"), asked)
 
 
@@ -558,7 +558,7 @@ def test_a_q_that_is_not_positive_is_refused(q: float) -> None:
         lambda: c_map_curvature(phi, 0.5, 1.0, q),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match="a q value is positive and finite"):
+        with pytest.raises(ValueError, match="q must be positive and finite, got"):
             call()
 
 
@@ -571,7 +571,7 @@ def test_a_negative_q_is_refused_with_the_same_words_everywhere() -> None:
         lambda: erf_c_map(0.5, -1.0),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match="a q value is positive and finite"):
+        with pytest.raises(ValueError, match="q must be positive and finite, got"):
             call()
 
 
@@ -586,15 +586,15 @@ def test_a_negative_q_is_refused_with_the_same_words_everywhere() -> None:
     ],
 )
 def test_closed_forms_refuse_a_c_that_is_no_cosine(f: Callable[[float], float], c: float) -> None:
-    with pytest.raises(ValueError, match=r"lies in \[-1, 1\]"):
+    with pytest.raises(ValueError, match=r"c must be in \[-1, 1\], got"):
         f(c)
 
 
 def test_a_vanished_activation_has_no_c_map() -> None:
-    with pytest.raises(ValueError, match=r"soft_shrink is zero there .* Use a larger q"):
+    with pytest.raises(ValueError, match=r"soft_shrink vanishes at q = .*use a larger q"):
         c_map(activation("soft_shrink"), 0.5, 1e-6)
 
 
 def test_taylor_coefficients_are_counted_from_one() -> None:
-    with pytest.raises(ValueError, match="ask for at least 1"):
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
         taylor_coefficients(activation("tanh"), 0)

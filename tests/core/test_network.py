@@ -276,7 +276,7 @@ def test_unnormalised_sums_may_outgrow_floating_point() -> None:
     assert fold(unnormalised(2000), lambda k: k + 1, 0.0) == pytest.approx(1000)
     assert fold(unnormalised(2), lambda k: k + 1, 0.0) == pytest.approx(4 / 5 * 1)
     assert fold(unnormalised(2000, weight=0.0), lambda k: k + 1, 0.0) == 0.0
-    with pytest.raises(ValueError, match=r"found q = inf at node 3\d\d\d \(Sum\)"):
+    with pytest.raises(ValueError, match=r"got q = inf at node 3\d\d\d \(Sum\)"):
         propagate(unnormalised(2000), lambda q: q, lambda c, q: c)
 
 
@@ -330,7 +330,7 @@ def test_propagate_ends_where_fold_does(graph: Graph, c: float, q: float) -> Non
 
 def test_a_vanished_signal_has_no_c_value() -> None:
     graph = Graph([Input(), Nonlinearity(0, origin="block1.relu")])
-    with pytest.raises(ValueError, match=r"found q = 0 at node 1 \(Nonlinearity, block1.relu\)"):
+    with pytest.raises(ValueError, match=r"got q = 0 at node 1 \(Nonlinearity, block1.relu\)"):
         propagate(graph, lambda q: 0.0, lambda c, q: c / 0)
 
 

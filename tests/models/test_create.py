@@ -116,7 +116,7 @@ def test_a_target_out_of_reach_is_refused_unless_clamped() -> None:
     make = lambda **options: create_model("mlp12", **SMALL, width=8, **options)
     with pytest.raises(UnreachableTargetError, match="clamp=True"):
         make()
-    with pytest.warns(UserWarning, match="nearest within reach"):
+    with pytest.warns(UserWarning, match="nearest reachable target"):
         model = make(clamp=True)
     assert model.shaping is not None
     assert model.shaping.solution.negative_slope == pytest.approx(0.0, abs=1e-12)

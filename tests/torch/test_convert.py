@@ -424,7 +424,7 @@ def test_the_report_of_a_deep_sequential_names_its_layers_by_kind_and_index_in_o
 def test_targets_out_of_reach_and_impossible_weights_are_refused() -> None:
     with pytest.raises(UnreachableTargetError, match="clamp=True"):
         convert(models.vgg(), IMAGE, TAT(eta=0.9))
-    with pytest.raises(GraphError, match=r"0 <= w < 1"):
+    with pytest.raises(GraphError, match=r"must be in \[0, 1\), got"):
         convert(models.PreActivation(), IMAGE, SHALLOW, shortcut_weight=1.0)
     with pytest.raises(TypeError, match="shortcut_weight is a number"):
         convert(models.PreActivation(), IMAGE, SHALLOW, shortcut_weight="0.8")  # pyright: ignore

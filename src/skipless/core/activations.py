@@ -1,18 +1,15 @@
 """The activation functions φ that the mathematics knows, each with its slope, curvature and kinks.
 
-The functions themselves are in `formulas`, with their kinks and periods as data.
-
-The activations that differ from others by one number, known by their names.
+The formulas are in `formulas`. Some activations form families with one parameter, such as ELU with
+its α: `Activation.family` and `Activation.parameter` say which member it is.
 """
 
 from __future__ import annotations
 
 import difflib
-import inspect
 import math
-import re
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import TypeVar
 
@@ -23,7 +20,6 @@ from . import formulas
 from .formulas import Array, Formulas, Function
 
 # pyright: reportUnnecessaryIsInstance=false
-
 
 __all__ = [
     "Activation",
@@ -44,7 +40,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-# Where a new activation is tried out: three points that differ in sign and size.
+# A new activation is evaluated here: three points that differ in sign and size.
 _PROBE = np.array([-1.25, 0.5, 2.0])
 # One-sided limits at a kink k are taken from this far away, times max(|k|, 1), by one Taylor step.
 # That leaves 1e-20 φ‴, and is far enough to stay on its side of k after an affine map has rounded.
@@ -55,15 +51,26 @@ _SLOPE_JUMP = 1e-12
 
 
 class UnknownActivationError(ValueError):
-    """An activation was asked for by a name that is not in the table."""
+    """No activation has this name."""
 
 
 @dataclass(frozen=True)
 class Activation:
     """An activation function φ with φ′, φ″ and the points where φ, φ′ or φ″ is not smooth.
 
-    The three functions map a float64 array to a float64 array of the same shape. φ is continuous;
-    `kinks` are the points where φ′ or φ″ jumps, so that integrals can be split there.
+    The three functions map a float64 array to a float64 array of the same shape. φ must be
+    continuous; `kinks` are the points where φ′ or φ″ jumps, so that integrals can be split there.
+
+    Args:
+        value: φ.
+        slope: φ′.
+        curvature: φ″.
+        kinks: where φ′ or φ″ jumps.
+        name: how errors and tables call it.
+        period: after which φ repeats itself, if it does.
+        bend: around where, and on what scale, a smooth φ bends.
+        family: the family of a member of one, such as "elu".
+        parameter: its parameter in that family.
 
     >>> hinge = Activation(
     ...     value=lambda x: np.maximum(x - 1.0, 0.0) ** 2,
@@ -83,8 +90,9 @@ class Activation:
     kinks: tuple[float, ...] = ()
     name: str = "custom"
     period: float | None = None
-    negative_slope: float | None = None  # of leaky ReLU, which the methods shape by it
-    bend: tuple[float, float] = (0.0, 1.0)  # around where, and on what scale, a smooth φ bends
+    bend: tuple[float, float] = (0.0, 1.0)
+    family: str | None = field(default=None, kw_only=True)
+    parameter: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for part in ("value", "slope", "curvature"):
@@ -92,8 +100,8 @@ class Activation:
         kinks = tuple(sorted({float(k) for k in self.kinks}))
         if not all(map(math.isfinite, kinks)):
             raise ValueError(
-                f"Activation {self.name!r}: every kink must be a finite number, found {kinks}. "
-                "List only the points where the slope or the curvature jumps."
+                f"Activation {self.name!r}: kinks must be finite, got {kinks}. "
+                "List the points where the slope or the curvature jumps."
             )
         object.__setattr__(self, "kinks", kinks)
         left, right, scale = self._limits_at_kinks(self.value, self.slope)
@@ -101,19 +109,35 @@ class Activation:
         for k, a, b, jump in zip(kinks, left, right, jumps, strict=True):
             if jump:
                 raise ValueError(
-                    f"Activation {self.name!r}: φ must be continuous, found φ({k:g}−) = {a:g} and "
-                    f"φ({k:g}+) = {b:g}. Kernel shaping needs E[φ′²] < ∞: use a continuous φ."
+                    f"Activation {self.name!r}: φ must be continuous, got φ({k:g}−) = {a:g} and "
+                    f"φ({k:g}+) = {b:g}. Kernel shaping needs E[φ′²] < ∞."
                 )
         if self.period is not None and not 0.0 < self.period < math.inf:
             raise ValueError(
-                f"Activation {self.name!r}: the period must be positive and finite, found "
-                f"{self.period!r}. Leave it None where φ does not repeat."
+                f"Activation {self.name!r}: period must be positive and finite, or None if "
+                f"φ does not repeat, got {self.period!r}."
             )
 
     def __call__(self, x: npt.ArrayLike) -> Array:
         """Return φ(x) in float64, in the shape of `x`."""
         points = np.asarray(x, dtype=np.float64)
         return self.value(np.atleast_1d(points)).reshape(points.shape)[()]
+
+    @property
+    def negative_slope(self) -> float | None:
+        """The slope below zero of a leaky ReLU, which TAT and DKS shape by it; None for others."""
+        return self.parameter if self.family == "leaky_relu" else None
+
+    @property
+    def family_arguments(self) -> dict[str, float]:
+        """The parameter of a member of a family, by its name; empty for other activations.
+
+        >>> elu(0.3).family_arguments
+        {'alpha': 0.3}
+        """
+        if self.family is None or self.parameter is None:
+            return {}
+        return {_FAMILIES[self.family].label: self.parameter}
 
     @cached_property
     def slope_jumps(self) -> tuple[float, ...]:
@@ -151,9 +175,9 @@ class Activation:
             found = f"{type(error).__name__}: {error}"
         if found != f"float64 of shape {_PROBE.shape}":
             raise TypeError(
-                f"Activation {self.name!r}: {part} must map a float64 array to another of the same "
-                f"shape, {_PROBE.shape} when tried; found {found}. Write it with numpy, for "
-                "instance np.where(x > 0, 1.0, 0.0) or np.ones_like(x)."
+                f"Activation {self.name!r}: {part} must map a float64 array to one of the same "
+                f"shape, {_PROBE.shape} here, got {found}. Use numpy, for example "
+                "np.where(x > 0, 1.0, 0.0) or np.ones_like(x)."
             )
 
     def _limits_at_kinks(self, f: Function, f_slope: Function) -> tuple[Array, Array, Array]:
@@ -187,9 +211,9 @@ def transform(
     numbers = (input_scale, input_shift, output_scale, output_shift)
     if input_scale == 0.0 or not all(map(math.isfinite, numbers)):
         raise ValueError(
-            f"transform({activation.name!r}) needs finite numbers and an input_scale that is not "
-            f"zero, found (input_scale, input_shift, output_scale, output_shift) = {numbers}. "
-            "An input scale of zero would make φ̂ constant."
+            f"transform({activation.name!r}) needs finite numbers and input_scale != 0, got "
+            f"(input_scale, input_shift, output_scale, output_shift) = {numbers}. "
+            "With input_scale = 0, φ̂ would be constant."
         )
     inner: Function = lambda x: input_scale * x + input_shift
     slope_scale = output_scale * input_scale
@@ -206,11 +230,17 @@ def transform(
 
 
 def activation(name: str | Activation, negative_slope: float | None = None) -> Activation:
-    """Return the activation called `name`; the same object for the same name and slope.
+    """The activation called `name`; the same object for the same name and slope.
 
-    Upper case, spaces, hyphens and underscores make no difference; an `Activation` is its own name.
+    Case, spaces, hyphens and underscores make no difference. An `Activation` is returned as it is.
+
+    Args:
+        name: such as "tanh", "Swish", or "elu(alpha=0.3)" for a member of a family.
+        negative_slope: of "leaky_relu"; 0.01 if left out.
 
     >>> activation("Swish") is activation("silu")
+    True
+    >>> activation("elu(alpha=0.3)") is elu(0.3)
     True
     """
     if isinstance(name, Activation):
@@ -218,25 +248,25 @@ def activation(name: str | Activation, negative_slope: float | None = None) -> A
     else:
         if not isinstance(name, str):
             raise TypeError(
-                f"An activation was asked for by {name!r}; give its name, such as 'tanh', or an "
-                "Activation(value, slope, curvature, kinks) of your own."
+                f"activation must be a name such as 'tanh', or an Activation(value, slope, "
+                f"curvature, kinks) of your own, got {name!r}."
             )
         key = _key(name)
-        found = _TABLE.get(key) or _TABLE.get(_key(_ALIASES.get(key, "")))
+        found = _TABLE.get(key) or _TABLE.get(_key(_ALIASES.get(key, ""))) or _find_member(name)
         if found is None:
             raise UnknownActivationError(_unknown(name))
     if negative_slope is None:
         return found
     if found is not _TABLE["leakyrelu"]:
         raise ValueError(
-            f"activation({found.name!r}) has no negative_slope, found negative_slope = "
-            f"{negative_slope!r}. Leave it out, or ask for 'leaky_relu'."
+            f"activation({found.name!r}) has no negative_slope, got {negative_slope!r}. "
+            "Leave it out, or use 'leaky_relu'."
         )
     return leaky_relu(negative_slope)
 
 
 def activation_names() -> tuple[str, ...]:
-    """Names that `activation` knows, sorted, without the aliases.
+    """The names that `activation` knows, sorted, without aliases.
 
     >>> {"relu", "leaky_relu", "tanh"} <= set(activation_names())
     True
@@ -248,6 +278,15 @@ def _key(name: str) -> str:
     return name.lower().translate(str.maketrans("", "", " -_"))
 
 
+def _find_member(name: str) -> Activation | None:
+    """The member of a family that has this name, such as "elu(alpha=0.3)"."""
+    for family, law in _FAMILIES.items():
+        start = f"{family}({law.label}="
+        if name.startswith(start) and name.endswith(")"):
+            return _member(family, float(name[len(start) : -1]))
+    return None
+
+
 def _unknown(name: str) -> str:
     spellings = {key: phi.name for key, phi in _TABLE.items()} | _ALIASES
     near = [spellings[key] for key in difflib.get_close_matches(_key(name), spellings)]
@@ -255,7 +294,7 @@ def _unknown(name: str) -> str:
         advice = f"Did you mean {' or '.join(map(repr, dict.fromkeys(near)))}?"
     else:
         advice = f"Known names: {', '.join(activation_names())}."
-    return f"No activation is called {name!r}. {advice} Or pass an Activation of your own."
+    return f"Unknown activation {name!r}. {advice} Or pass an Activation of your own."
 
 
 def leaky_relu(negative_slope: float = 0.01) -> Activation:
@@ -264,10 +303,7 @@ def leaky_relu(negative_slope: float = 0.01) -> Activation:
     >>> leaky_relu(0.25).slope_jumps  # 1 - alpha
     (0.75,)
     """
-    alpha = _checked("leaky_relu", "negative_slope", negative_slope)
-    name = _named("leaky_relu", "negative_slope", alpha, default=0.01)
-    kinks = () if alpha == 1.0 else (0.0,)
-    return _member(formulas.leaky_relu, alpha, kinks, name)
+    return _member("leaky_relu", negative_slope)
 
 
 def elu(alpha: float = 1.0) -> Activation:
@@ -276,8 +312,7 @@ def elu(alpha: float = 1.0) -> Activation:
     >>> elu(0.25).slope_jumps  # 1 - alpha
     (0.75,)
     """
-    alpha = _checked("elu", "alpha", alpha)
-    return _member(formulas.elu, alpha, (0.0,), _named("elu", "alpha", alpha, default=1.0))
+    return _member("elu", alpha)
 
 
 def celu(alpha: float = 1.0) -> Activation:
@@ -286,8 +321,7 @@ def celu(alpha: float = 1.0) -> Activation:
     >>> celu(0.25).has_slope_jump
     False
     """
-    alpha = _checked("celu", "alpha", alpha, above=0.0)
-    return _member(formulas.celu, alpha, (0.0,), _named("celu", "alpha", alpha, default=1.0))
+    return _member("celu", alpha)
 
 
 def softplus(beta: float = 1.0) -> Activation:
@@ -296,8 +330,7 @@ def softplus(beta: float = 1.0) -> Activation:
     >>> bool(softplus(2.0)(0.0) == np.log(2.0) / 2.0)
     True
     """
-    beta = _checked("softplus", "beta", beta, above=0.0)
-    return _member(formulas.softplus, beta, (), _named("softplus", "beta", beta, default=1.0))
+    return _member("softplus", beta)
 
 
 def soft_shrink(lambd: float = 0.5) -> Activation:
@@ -306,29 +339,50 @@ def soft_shrink(lambd: float = 0.5) -> Activation:
     >>> soft_shrink(2.0)([-3.0, 1.0, 5.0]).tolist()
     [-1.0, 0.0, 3.0]
     """
-    lambd = _checked("soft_shrink", "lambd", lambd, above=0.0)
-    name = _named("soft_shrink", "lambd", lambd, default=0.5)
-    return _member(formulas.soft_shrink, lambd, (-lambd, lambd), name)
+    return _member("soft_shrink", lambd)
 
 
-def _checked(name: str, label: str, number: float, above: float = -math.inf) -> float:
-    if above < number < math.inf:
-        return float(number)
-    kind = "a finite number" if math.isinf(above) else f"finite and above {above:g}"
-    raise ValueError(f"{name}: {label} must be {kind}, found {number!r}. Pass another {label}.")
+@dataclass(frozen=True)
+class _Family:
+    formulas: Callable[[float], Formulas]
+    label: str
+    default: float
+    kinks: Callable[[float], tuple[float, ...]] = lambda _: (0.0,)
+    above: float = -math.inf  # what the parameter must exceed
 
 
-def _named(name: str, label: str, number: float, default: float) -> str:
-    """Return a name of its own for every parameter, since a name stands for one function."""
-    return name if number == default else f"{name}({label}={number!r})"
+_FAMILIES = {
+    "celu": _Family(formulas.celu, "alpha", 1.0, above=0.0),
+    "elu": _Family(formulas.elu, "alpha", 1.0),
+    "leaky_relu": _Family(
+        formulas.leaky_relu, "negative_slope", 0.01, lambda slope: () if slope == 1.0 else (0.0,)
+    ),
+    "soft_shrink": _Family(
+        formulas.soft_shrink, "lambd", 0.5, lambda lambd: (-lambd, lambd), above=0.0
+    ),
+    "softplus": _Family(formulas.softplus, "beta", 1.0, lambda _: (), above=0.0),
+}
+
+
+def _member(family: str, parameter: float) -> Activation:
+    law = _FAMILIES[family]
+    if not law.above < parameter < math.inf:
+        condition = "finite" if math.isinf(law.above) else f"finite and above {law.above:g}"
+        raise ValueError(f"{family}: {law.label} must be {condition}, got {parameter!r}.")
+    return _cached_member(family, float(parameter))
 
 
 @cache
-def _member(
-    family: Callable[[float], Formulas], parameter: float, kinks: tuple[float, ...], name: str
-) -> Activation:
-    slope = parameter if family is formulas.leaky_relu else None
-    return Activation(*family(parameter), kinks, name, negative_slope=slope)
+def _cached_member(family: str, parameter: float) -> Activation:
+    law = _FAMILIES[family]
+    default = parameter == law.default
+    return Activation(
+        *law.formulas(parameter),
+        law.kinks(parameter),
+        family if default else f"{family}({law.label}={parameter!r})",
+        family=family,
+        parameter=parameter,
+    )
 
 
 _TABLE = {
@@ -338,7 +392,7 @@ _TABLE = {
             Activation(*functions, formulas.KINKS.get(name, ()), name, formulas.PERIODS.get(name))
             for name, functions in formulas.TABLE.items()
         ),
-        *(family() for family in (celu, elu, leaky_relu, soft_shrink, softplus)),
+        *(_member(family, law.default) for family, law in _FAMILIES.items()),
     )
 }
 _ALIASES = {
@@ -359,48 +413,6 @@ _ALIASES = {
 }
 
 
-_FAMILIES = {family.__name__: family for family in (celu, elu, leaky_relu, soft_shrink, softplus)}
-
-
-@dataclass(frozen=True)
-class Member:
-    """One activation of a family, by the name and the value of its parameter."""
-
-    family: str
-    label: str
-    number: float
-
-    @classmethod
-    def named(cls, name: str) -> Member | None:
-        """The member of that name, which may be the family's own; None if it is no member's.
-
-        >>> Member.named("softplus") == Member("softplus", "beta", 1.0)
-        True
-        >>> Member.named("elu(alpha=0.3)")
-        Member(family='elu', label='alpha', number=0.3)
-        """
-        if (found := re.fullmatch(r"(\w+)\((\w+)=([-+.e\d]+)\)", name)) and found[1] in _FAMILIES:
-            return cls(found[1], found[2], float(found[3]))
-        if name not in _FAMILIES:
-            return None
-        (parameter,) = inspect.signature(_FAMILIES[name]).parameters.values()
-        return cls(name, parameter.name, parameter.default)
-
-    @classmethod
-    def of(cls, phi: Activation) -> Member | None:
-        """The member that `phi` is; None if it is of no family, or but called like one.
-
-        >>> Member.of(leaky_relu(0.3)) == Member("leaky_relu", "negative_slope", 0.3)
-        True
-        """
-        found = cls.named(phi.name)
-        return found if found and phi == found.activation else None
-
-    @property
-    def activation(self) -> Activation:
-        return _FAMILIES[self.family](self.number)
-
-
 def native(phi: Activation, table: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
     """`phi` in a framework's own tensors, from its `table` of functions by name.
 
@@ -415,8 +427,8 @@ def native_name(phi: Activation, table: Container[str]) -> tuple[str, dict[str, 
     """The name of `phi` in a framework's `table`, with its parameter if it is one of a family."""
     if phi.name in table and phi == activation(phi.name):
         return phi.name, {}
-    if (member := Member.of(phi)) is not None:
-        return member.family, {member.label: member.number}
+    if phi.family is not None:
+        return phi.family, phi.family_arguments
     raise ValueError(
         f"{phi.name!r} is known only in numpy. Pass its function of tensors as well: function=... "
         "of convert, ShapedActivation.from_solution(solution, function), or "

@@ -1,28 +1,22 @@
-r"""Where φ̂(x) = γ(φ(αx + β) + δ) satisfies all conditions of DKS or TAT but the last.
+r"""All φ̂(x) = γ(φ(αx + β) + δ) that satisfy the conditions of DKS or TAT, as curves.
 
-DKS and TAT for smooth φ each ask for four conditions on (α, β, γ, δ). Two of them give γ and δ in
-closed form from the moments of ψ(z) = φ(αz + β); a third one, which does not know the network, is
-an equation `balance(α, β) = 0`. Its solutions are a few curves in the half plane α > 0, the same
-for every network. The network only says how far along a curve to go, by the `reading` that the
-fourth condition prescribes: $C'(1) - 1$ for DKS, $C''(1)$ for TAT.
+Each method has four conditions on (α, β, γ, δ), in terms of the moments of ψ(z) = φ(αz + β). Two
+give γ and δ in closed form (`output`). The third, which does not depend on the network, is an
+equation `balance(α, β) = 0`: its solutions are a few curves in the half plane α > 0. The network
+only determines how far along a curve to go, by the `reading` that the fourth condition prescribes:
+$C'(1) - 1$ for DKS, $C''(1)$ for TAT.
 
-So the curves are traced once for each φ and kept; a solve interpolates its starting point on one
-and polishes it with a few steps of Newton's method. Following curves, instead of starting a root
-finder somewhere, finds every solution, and keeps to one branch as the depth changes.
+So the curves are traced once for each φ and cached; a solve interpolates its starting point on one
+and polishes it with a few Newton steps. Unlike a root finder that starts somewhere, this finds
+every solution, and stays on one branch as the depth changes. Where a curve turns back, or its
+reading has an extremum, it is traced more finely.
 
-Where a curve turns back, or its reading has an extremum, it is traced more finely.
-
-Of several curves the one with the most stable Q map is taken, for all targets that it reaches:
-the one with the least `distortion` where it reads 1e-5, as in a network of ten thousand layers.
-Mirror images such as φ̂(-x) and -φ̂(-x) have the same maps; of these, α and γ are positive and |β|
-is as small as it can be, with β > 0 where the sign is free. Where the chosen curve ends, as it does
-for DKS with GELU near C'(1) = 1.47, the value of ReLU, another one takes over, and the parameters
-jump with the depth; up to there they vary smoothly.
-
-The conditions of DKS and TAT on φ̂(x) = γ(φ(αx + β) + δ), in terms of the moments of φ(αz + β).
-
-Each method asks for four. Two of them give γ and δ (`output`), a third one is `balance` = 0, and
-the fourth prescribes the `reading`, by which alone the network enters.
+Of several curves, the one with the most stable Q map is used for all targets that it reaches: the
+one with the least `distortion` at a reading of 1e-5, as in a network of ten thousand layers. Mirror
+images such as φ̂(-x) and -φ̂(-x) have the same maps; of these, α and γ are positive and |β| is
+smallest, with β > 0 if the sign is free. Where that curve ends, as for DKS with GELU near
+C'(1) = 1.47, the value of ReLU, another one takes over, and the parameters jump as the depth
+changes; before that they vary smoothly.
 """
 
 from __future__ import annotations
@@ -42,7 +36,7 @@ from .gaussian import Moments, distortion, moments, uniform_phase_scale
 
 @dataclass(frozen=True)
 class Conditions:
-    """A method's third condition, `balance` = 0, and the logarithm of what its fourth one reads."""
+    """A method's third condition, `balance` = 0, the log of its `reading`, and (γ, δ)."""
 
     name: str
     balance: Callable[[Moments], Array]
@@ -73,8 +67,8 @@ DKS_CONDITIONS = Conditions(
     reading=lambda m: _log(m.excess / m.variance),
     output=_dks_output,
 )
-# As α goes to 0, Q″(1) goes to (3/2 - √2) C″(1) on the first family and to (3/2 + √2) C″(1), 34
-# times more, on the second. The first is taken wherever it has a solution.
+# As α → 0, Q″(1) → (3/2 - √2) C″(1) on the first family and (3/2 + √2) C″(1), 34 times more, on
+# the second. The first is used wherever it has a solution.
 TAT_CONDITIONS = tuple(
     Conditions(
         name,
@@ -89,14 +83,14 @@ TAT_CONDITIONS = tuple(
 _ALPHAS = np.geomspace(1e-4, 1e6, 81)
 _SHIFTS = np.sinh(np.linspace(-math.asinh(30.0), math.asinh(30.0), 101))
 _NEWTON_STEPS = 10
-# Below these the moments are rounding error: a flat or an exactly linear stretch of φ.
+# Below these the moments are rounding error: φ is flat or exactly linear there.
 _LEAST_EXCESS, _LEAST_SPREAD = 1e-10, 1e-9
 _DEEP = 1e-5
 
 
 @dataclass(frozen=True)
 class Transformation:
-    """A transformation (α, β, γ, δ) that satisfies the conditions, and what it reads."""
+    """A solution (α, β, γ, δ) of the first three conditions, and its reading."""
 
     alpha: float
     beta: float
@@ -117,7 +111,7 @@ class Curve:
 def transformations(
     activation: Activation, conditions: Conditions, target: float
 ) -> Iterator[Transformation]:
-    """The transformations of φ that satisfy `conditions` and read `target`, the best first."""
+    """The transformations of φ that satisfy `conditions` with reading `target`, best first."""
     for curve in trace_curves(activation, conditions):
         yield from _transformations_on(curve, activation, conditions, target)
 
@@ -136,8 +130,8 @@ def nearest_transformation(
 ) -> Transformation | None:
     """The traced point whose reading is nearest to a `target` that the curves do not reach.
 
-    Towards the ends of a curve the reading may level off; of the points that agree with the nearest
-    to a part in ten thousand, the one with α nearest to 1 is taken.
+    Towards the ends of a curve the reading may level off; of the points within a part in ten
+    thousand of the nearest, it is the one with α nearest to 1.
     """
     curves = trace_curves(activation, conditions)
     if not curves:
@@ -156,7 +150,7 @@ def nearest_transformation(
 
 @lru_cache(maxsize=256)
 def trace_curves(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]:
-    """The curves on which `balance` vanishes, traced over α from 1e-4 to 1e6, the best first."""
+    """The curves on which `balance` vanishes, traced over α from 1e-4 to 1e6, best first."""
     curves = _curves(activation, conditions)
     ranks = [_rank(curve, activation, conditions) for curve in curves]
     return tuple(curves[i] for i in sorted(range(len(curves)), key=ranks.__getitem__))
@@ -165,7 +159,7 @@ def trace_curves(activation: Activation, conditions: Conditions) -> tuple[Curve,
 def _rank(
     curve: Curve, activation: Activation, conditions: Conditions
 ) -> tuple[float, float, bool]:
-    """A key that sorts the curves: by distortion in a deep network, then by canonical form."""
+    """A sort key for curves: the distortion in a deep network, then the canonical form."""
     deep = next(_transformations_on(curve, activation, conditions, _DEEP), None)
     if deep is None:
         return math.inf, -float(np.ptp(curve.reading)), bool(curve.beta[0] < 0.0)
@@ -198,18 +192,19 @@ def _curves(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]
 
 @lru_cache(maxsize=64)
 def _survey(activation: Activation) -> tuple[tuple[Array, Moments], ...]:
-    """Values of β and the moments there, for each α of the trace; the methods share them."""
+    """Values of β and their moments for each α of the trace, shared by all methods."""
     rows: list[tuple[Array, Moments]] = []
     for a in _ALPHAS:
         if activation.period is not None and a > uniform_phase_scale(activation.period):
             break
         betas = _shifts(activation, a)
-        rows.append((betas, moments(activation, np.full_like(betas, a), betas)))
+        m = moments(activation, np.full_like(betas, a), betas, bending=False)
+        rows.append((betas, m))
     return tuple(rows)
 
 
 def _shifts(activation: Activation, alpha: float) -> Array:
-    """Values of β to look at: fine on the scale of φ, and on the scale of α around each kink."""
+    """Values of β to try: fine on the scale of φ, and on the scale of α around each kink."""
     around = [np.asarray([k]) + alpha * _SHIFTS for k in activation.kinks]
     betas = np.unique(np.concatenate([(0.2 + alpha) * _SHIFTS, *around]))
     if activation.period is not None:
@@ -235,17 +230,17 @@ def _bisect(
 ) -> Array:
     """Zeros of `balance` in β within each bracket."""
     low, high = bracket[:, 0], bracket[:, 1]
-    f_low = _balance(conditions, moments(activation, alpha, low))
+    f_low = _balance(conditions, moments(activation, alpha, low, bending=False))
     for _ in range(halvings):
         middle = 0.5 * (low + high)
-        f = _balance(conditions, moments(activation, alpha, middle))
+        f = _balance(conditions, moments(activation, alpha, middle, bending=False))
         left = f * f_low > 0.0
         low, high = np.where(left, middle, low), np.where(left, high, middle)
     return 0.5 * (low + high)
 
 
 def _link(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[Curve, ...]:
-    """The points of neighbouring rows joined into curves, each to the nearest one left."""
+    """Joins the points of neighbouring rows into curves, each to the nearest one left."""
     open_: list[list[int]] = []
     closed: list[list[int]] = []
     for i in range(_ALPHAS.size):
@@ -273,7 +268,7 @@ def _link(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[Cur
 def _transformations_on(
     curve: Curve, activation: Activation, conditions: Conditions, target: float
 ) -> Iterator[Transformation]:
-    """The points of one curve that read `target`, those nearest to its deep end first."""
+    """The points of one curve with reading `target`, those nearest to its deep end first."""
     starts = _starts(curve, math.log(target))
     if not starts:
         return
@@ -302,9 +297,9 @@ def _transformations_at(
 def _arcs(
     curves: tuple[Curve, ...], activation: Activation, conditions: Conditions
 ) -> Iterator[Curve]:
-    """The arcs by which curves that end between the same two rows turn into each other.
+    """The arcs that join curves that end between the same two rows.
 
-    There α has an extremum and β has not: the arc is traced over β, with α found by bisection.
+    There α has an extremum and β does not: the arc is traced over β, with α found by bisection.
     """
     for end, beyond in ((-1, 1), (0, -1)):
         ends = sorted((float(c.alpha[end]), float(c.beta[end])) for c in curves)
@@ -333,7 +328,7 @@ def _crests(
     """The pieces of the curves around an extremum of their reading, traced more finely."""
     for curve in curves:
         turns: list[int] = np.flatnonzero(np.diff(np.sign(np.diff(curve.reading)))).tolist()
-        last = curve.reading.size - 3  # in the first and the last interval none would show
+        last = curve.reading.size - 3  # in the first and last interval an extremum would not show
         for start in sorted({*turns, 0, last} if last >= 0 else set()):
             rows = slice(start, start + 3)
             log_alpha, shift = np.log(curve.alpha[rows]), curve.beta[rows]
@@ -352,7 +347,7 @@ def _crests(
 
 
 def _starts(curve: Curve, target: float) -> list[tuple[float, float]]:
-    """Points (log α, β) near where the curve reads `target`, in order of α."""
+    """Points (log α, β) near those of the curve with reading `target`, in order of α."""
     gap, log_alpha = curve.reading - target, np.log(curve.alpha)
     starts: list[tuple[float, float]] = []
     for i in np.flatnonzero(gap[:-1] * gap[1:] <= 0.0):

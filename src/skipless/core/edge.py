@@ -1,9 +1,9 @@
-r"""The edge of chaos of an activation function: where $C'(1) = 1$ at a q value that layers hold.
+r"""The edge of chaos of an activation function: $C'(1) = 1$ at the q value of all layers.
 
 Between pre-activations of q value $q$ and weights and biases of variance $\sigma_w^2$ and
 $\sigma_b^2$, a layer maps $q$ to $\sigma_w^2 E[\phi(\sqrt q z)^2] + \sigma_b^2$ and has
-$C'(1) = \sigma_w^2 E[\phi'(\sqrt q z)^2]$. Given $q$, the second gives $\sigma_w$; what remains is
-one equation in $q$.
+$C'(1) = \sigma_w^2 E[\phi'(\sqrt q z)^2]$. For a given $q$, the second equation gives
+$\sigma_w$, and the first is then one equation in $q$.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Q_VALUES = np.geomspace(1e-8, 1e6, 141)
 
 @dataclass(frozen=True)
 class EdgePoint:
-    """A q value that the layers hold, and the weight scale that makes them hold it."""
+    """A q value that layers keep, and the weight scale for which they do."""
 
     q: float
     sigma_w: float
@@ -38,12 +38,12 @@ def eoc(sigma_b: float, phi: Activation, clamp: bool) -> Solution:
         nearest = nearest_bias(phi, sigma_b)
         if nearest is None:
             raise UnreachableTargetError(
-                f"An edge of chaos was asked for {phi.name}, but at no sigma_b do its layers have "
-                "C'(1) = 1 at a q value that attracts: from layer to layer q runs away from it. "
-                "Use TAT or DKS, which transform the activation, or another activation."
+                f"{phi.name} has no edge of chaos: at no sigma_b do its layers have C'(1) = 1 at a "
+                "stable q value. Use TAT or DKS, which transform the activation, or another "
+                "activation."
             )
         why = (
-            f"no sigma_w gives {phi.name} C'(1) = 1 at a q value that attracts. "
+            f"no sigma_w gives {phi.name} C'(1) = 1 at a stable q value. "
             "Change sigma_b, use TAT or DKS"
         )
         sigma_b = clamp_or_raise(clamp, "sigma_b", sigma_b, nearest, why)
@@ -55,10 +55,10 @@ def eoc(sigma_b: float, phi: Activation, clamp: bool) -> Solution:
 
 
 def edge_of_chaos(activation: Activation, sigma_b: float) -> EdgePoint | None:
-    r"""The edge of chaos at `sigma_b` whose q value the layers are drawn to, or None.
+    r"""The edge of chaos at `sigma_b` with a q value to which the layers converge, or None.
 
-    Of several, the one that attracts q most strongly is taken. A φ with φ(0) = 0 and σ_b = 0 may
-    be drawn to q = 0, where σ_w = 1/|φ′(0)|.
+    Of several, it is the one to which q converges fastest. With φ(0) = 0 and σ_b = 0, q may tend to
+    0, where σ_w = 1/|φ′(0)|.
 
     >>> from skipless.core.activations import activation
     >>> edge_of_chaos(activation("tanh"), 0.0)
@@ -68,8 +68,9 @@ def edge_of_chaos(activation: Activation, sigma_b: float) -> EdgePoint | None:
         if sigma_b != 0.0:
             return None  # q would grow by σ_b² in every layer
         return EdgePoint(1.0, q_map(activation, 1.0) ** -0.5)
-    surplus = _bias_variance(activation) - sigma_b**2
-    stable = _attraction(activation) <= 1.0
+    grid = _grid(activation)
+    surplus = _bias_variance(_Q_VALUES, grid) - sigma_b**2
+    stable = _q_slope(grid) <= 1.0
     found: list[tuple[float, EdgePoint]] = []
     # Where φ is linear around zero, the surplus there is rounding error.
     clear = np.abs(surplus) > 1e-12 * _Q_VALUES
@@ -78,11 +79,11 @@ def edge_of_chaos(activation: Activation, sigma_b: float) -> EdgePoint | None:
         q = _root(activation, sigma_b, *np.log(_Q_VALUES[i : i + 2]))
         if q is None:
             continue
-        m = _at(activation, np.asarray([q]))
+        m = _moments_of_q(activation, np.asarray([q]))
         point = EdgePoint(q, float((q / (m.variance + m.excess)[0]) ** 0.5))
-        pull = abs(float(_pull_from(m)[0]))
-        if pull < 1.0 - 1e-10 and _is_confirmed(activation, point, sigma_b):
-            found.append((pull, point))
+        slope = abs(float(_q_slope(m)[0]))
+        if slope < 1.0 - 1e-10 and _second_quadrature_agrees(activation, point, sigma_b):
+            found.append((slope, point))
     if found:
         return min(found, key=lambda pair: pair[0])[1]
     return _at_zero(activation) if sigma_b == 0.0 else None
@@ -94,9 +95,9 @@ def nearest_bias(activation: Activation, sigma_b: float) -> float | None:
         return 0.0
     q, best = _Q_VALUES, None
     for _ in range(3):  # the grid, and then twice a finer one around the nearest
-        m = _at(activation, q)
-        variance = _bias_from(q, m)
-        good = np.flatnonzero((variance >= 0.0) & (np.abs(_pull_from(m)) < 1.0))
+        m = _moments_of_q(activation, q)
+        variance = _bias_variance(q, m)
+        good = np.flatnonzero((variance >= 0.0) & (np.abs(_q_slope(m)) < 1.0))
         order = np.argsort(np.abs(np.sqrt(variance[good]) - sigma_b))
         for i in good[order]:
             candidate = float(np.sqrt(variance[i]))
@@ -109,8 +110,8 @@ def nearest_bias(activation: Activation, sigma_b: float) -> float | None:
     return best
 
 
-def _is_confirmed(activation: Activation, point: EdgePoint, sigma_b: float) -> bool:
-    """Whether the second quadrature agrees; where all of φ(√q z) is far out, it may not."""
+def _second_quadrature_agrees(activation: Activation, point: EdgePoint, sigma_b: float) -> bool:
+    """False where all of φ(√q z) is far out in the tails."""
     attained = tanh_sinh_conditions(activation, point, sigma_b)
     return all(abs(value - 1.0) < 1e-11 for value in attained.values())
 
@@ -123,9 +124,9 @@ def tanh_sinh_conditions(
         limit = point.sigma_w**2 * _energy_at_zero(activation)
         return {"Q(q)/q": limit, "C'(1)": limit}
     m = tanh_sinh_moments(activation, math.sqrt(point.q), 0.0)
-    held = point.sigma_w**2 * float(m.variance + m.mean**2) + sigma_b**2
+    kept = point.sigma_w**2 * float(m.variance + m.mean**2) + sigma_b**2
     return {
-        "Q(q)/q": held / point.q,
+        "Q(q)/q": kept / point.q,
         "C'(1)": point.sigma_w**2 * float(m.variance + m.excess) / point.q,
     }
 
@@ -133,9 +134,9 @@ def tanh_sinh_conditions(
 def _at_zero(activation: Activation) -> EdgePoint | None:
     if float(activation(0.0)) != 0.0 or (energy := _energy_at_zero(activation)) == 0.0:
         return None
-    # q = 0 attracts if Q(q) < q; a φ that is linear around zero shows it only farther out.
-    drawn = all(q_map(activation, q) <= q * energy * (1.0 + 1e-14) for q in (1e-4, 1e-2, 1.0))
-    return EdgePoint(0.0, energy**-0.5) if drawn else None
+    # q = 0 is stable if Q(q) < q; if φ is linear around zero, that shows only farther out.
+    converges = all(q_map(activation, q) <= q * energy * (1.0 + 1e-14) for q in (1e-4, 1e-2, 1.0))
+    return EdgePoint(0.0, energy**-0.5) if converges else None
 
 
 def _energy_at_zero(activation: Activation) -> float:
@@ -146,39 +147,30 @@ def _energy_at_zero(activation: Activation) -> float:
 def _root(activation: Activation, sigma_b: float, low: float, high: float) -> float | None:
     def gap(log_q: float) -> float:
         q = np.exp(np.asarray([log_q]))
-        return float(_bias_from(q, _at(activation, q))[0]) - sigma_b**2
+        return float(_bias_variance(q, _moments_of_q(activation, q))[0]) - sigma_b**2
 
     if gap(low) * gap(high) > 0.0:  # where φ is linear, the signs on the grid are noise
         return None
     return math.exp(float(brentq(gap, low, high, xtol=1e-15, rtol=1e-15)))
 
 
-def _at(activation: Activation, q: Array) -> Moments:
+def _moments_of_q(activation: Activation, q: Array) -> Moments:
     """Moments of φ(√q z)."""
     return moments(activation, np.sqrt(q), np.zeros_like(q))
 
 
 @lru_cache(maxsize=64)
 def _grid(activation: Activation) -> Moments:
-    return _at(activation, _Q_VALUES)
+    return _moments_of_q(activation, _Q_VALUES)
 
 
-def _bias_variance(activation: Activation) -> Array:
-    """The σ_b² that puts each q of the grid on the edge of chaos."""
-    return _bias_from(_Q_VALUES, _grid(activation))
-
-
-def _attraction(activation: Activation) -> Array:
-    """Slope of the layer's Q map at each q of the grid; below 1 in size it attracts."""
-    return _pull_from(_grid(activation))
-
-
-def _pull_from(m: Moments) -> Array:
+def _q_slope(m: Moments) -> Array:
+    """Slope of the layer's Q map; q is stable where its size is below 1."""
     with np.errstate(invalid="ignore"):
         return (m.variance + m.imbalance + m.mean * m.tilt) / (m.variance + m.excess)
 
 
-def _bias_from(q: Array, m: Moments) -> Array:
-    """The σ_b² that makes q hold: q - E[φ²] / E[φ′²], without subtracting large numbers."""
+def _bias_variance(q: Array, m: Moments) -> Array:
+    """The σ_b² with which layers keep q: q - E[φ²] / E[φ′²], without subtracting large numbers."""
     with np.errstate(invalid="ignore"):  # where φ(√q z) underflows to zero
         return q * (m.excess - m.mean**2) / (m.variance + m.excess)

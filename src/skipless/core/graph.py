@@ -26,7 +26,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Affine:
-    """A dense or convolutional layer with freshly drawn weights.
+    """A dense or convolutional layer with random weights.
 
     A depthwise convolution does not mix channels: under Delta initialisation it changes signs.
     """
@@ -48,7 +48,7 @@ class Nonlinearity:
 class Sum:
     """A weighted sum; `weights` need not be normalised.
 
-    Its inputs are taken to be uncorrelated, as they are behind separate affine layers.
+    Its inputs are assumed uncorrelated, as they are behind separate affine layers.
     """
 
     inputs: tuple[int, ...]
@@ -62,7 +62,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Concat:
-    """Channels side by side; `widths` counts the channels of each input, equal if left out."""
+    """Channels side by side; `widths` counts those of each input, by default equal ones."""
 
     inputs: tuple[int, ...]
     widths: tuple[float, ...] = ()
@@ -92,7 +92,7 @@ def inputs_of(node: Node) -> tuple[int, ...]:
 
 @dataclass(frozen=True, init=False, repr=False)
 class Graph:
-    """A network: its nodes in order of evaluation, each naming the earlier nodes that it reads.
+    """A network: its nodes in order of evaluation, each with the indices of the nodes it reads.
 
     The first node is the only `Input`, the last one is the output.
 
@@ -118,7 +118,7 @@ class Graph:
         if not self.nodes or not isinstance(self.nodes[0], Input):
             found = _name(self.nodes, 0) if self.nodes else "no nodes"
             raise GraphError(
-                f"a graph begins with Input() at index 0; found {found}. Put it first."
+                f"A graph must start with Input() at index 0, got {found}. Put Input() first."
             )
         for index, node in enumerate(self.nodes):
             if flaw := _flaw(index, node):
@@ -131,7 +131,7 @@ class Graph:
         >>> Graph.chain(100)
         Graph(201 nodes, 100 activations, depth 100)
         """
-        _require_positive("depth", depth)
+        _require_count("depth", depth)
         builder = GraphBuilder()
         x = builder.input()
         for _ in range(depth):
@@ -149,16 +149,11 @@ class Graph:
         >>> Graph.residual(16, shortcut_weight=0.8)
         Graph(114 nodes, 48 activations, depth 48)
         """
-        _require_positive("blocks", blocks)
-        _require_positive("branch_depth", branch_depth)
-        if not isinstance(shortcut_weight, Real):
-            raise TypeError(
-                f"a shortcut_weight is a number; found {shortcut_weight!r}. Ask for 0.8, say."
-            )
+        _require_count("blocks", blocks)
+        _require_count("branch_depth", branch_depth)
+        require_number("shortcut_weight", shortcut_weight)
         if not -1.0 <= shortcut_weight <= 1.0:
-            raise GraphError(
-                f"a normalised sum needs a shortcut_weight in [-1, 1]; found {shortcut_weight:g}."
-            )
+            raise GraphError(f"shortcut_weight must be in [-1, 1], got {shortcut_weight:g}")
         weights = (shortcut_weight, math.sqrt(1.0 - shortcut_weight**2))
         builder = GraphBuilder()
         x = builder.affine(builder.input())
@@ -213,7 +208,7 @@ class Graph:
         )
 
     def __str__(self) -> str:
-        """The nodes, one a line; of a long graph, those at both ends."""
+        """The nodes, one per line; of a long graph, those at both ends."""
         last = len(self.nodes)
         shown = range(last) if last <= 20 else [*range(12), *range(last - 6, last)]
         lines = [repr(self), _line(self.nodes, 0)]
@@ -225,7 +220,7 @@ class Graph:
 
 
 class GraphBuilder:
-    """Builds a graph node by node; every method returns the index of the node that it adds.
+    """Builds a graph node by node; every method returns the index of the node it adds.
 
     >>> g = GraphBuilder()
     >>> x = g.affine(g.input())
@@ -240,7 +235,7 @@ class GraphBuilder:
         self.nodes: list[Node] = []
 
     def input(self, *, origin: str = "") -> int:
-        """Add the `Input`, which comes first."""
+        """Add the `Input`; it comes first."""
         return self.add(Input(origin=origin))
 
     def affine(self, input: int, *, mixes: bool = True, origin: str = "") -> int:
@@ -252,14 +247,14 @@ class GraphBuilder:
         return self.add(Nonlinearity(input, origin=origin))
 
     def sum(self, inputs: Sequence[int], weights: Sequence[float] = (), *, origin: str = "") -> int:
-        """Add a `Sum`; its weights are all 1 if left out."""
+        """Add a `Sum`; its weights are 1 by default."""
         weights = tuple(weights) or (1.0,) * len(inputs)
         return self.add(Sum(tuple(inputs), weights, origin=origin))
 
     def concat(
         self, inputs: Sequence[int], widths: Sequence[float] = (), *, origin: str = ""
     ) -> int:
-        """Add a `Concat`; its widths, the numbers of channels, are equal if left out."""
+        """Add a `Concat`; its widths, the numbers of channels, are equal by default."""
         return self.add(Concat(tuple(inputs), tuple(widths), origin=origin))
 
     def add(self, node: Node) -> int:
@@ -272,11 +267,16 @@ class GraphBuilder:
         return Graph(self.nodes)
 
 
-def _require_positive(name: str, count: object) -> None:
+def _require_count(name: str, count: object) -> None:
     if not isinstance(count, Integral) or isinstance(count, bool):
-        raise TypeError(f"{name} is a whole number; found {count!r}. Ask for one, such as 100.")
+        raise TypeError(f"{name} must be an integer, got {count!r} (for example 100)")
     if count < 1:
-        raise GraphError(f"{name} counts from 1; found {count}. Ask for at least one.")
+        raise GraphError(f"{name} must be at least 1, got {count}")
+
+
+def require_number(name: str, value: object) -> None:
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r} (for example 0.8)")
 
 
 def _name(nodes: Sequence[Node], index: int) -> str:
@@ -300,38 +300,33 @@ def _line(nodes: Sequence[Node], index: int) -> str:
         case _:
             assert_never(node)
     line = f"{index:3}  {text}  {node.origin}".rstrip()
-    return line if len(line) <= 100 else line[:99] + "…"
+    return line if len(line) <= 80 else line[:79] + "…"
 
 
 def _flaw(index: int, node: Node) -> str:
-    """What forbids `node` at `index`, and what to do about it; empty if nothing does."""
+    """Why `node` cannot be at `index`, and what to do about it; empty if it can."""
     for i in inputs_of(node):
         if not isinstance(i, int):
-            return f"reads {i!r}, but nodes are known by their index, a whole number. Give that."
-    if late := [i for i in inputs_of(node) if not 0 <= i < index]:
-        return (
-            f"reads node {late[0]}, which does not come before it. "
-            "List the nodes in order of evaluation."
-        )
+            return f"reads {i!r}; inputs must be indices of nodes (int)."
+        if not 0 <= i < index:
+            return f"reads node {i}, which is not before it. List nodes in order of evaluation."
     match node:
         case Input():
-            return "is a second input. Join the inputs into one." if index else ""
+            return "is a second input. Concatenate the inputs." if index else ""
         case Affine() | Nonlinearity():
             return ""
         case Sum(inputs, weights):
-            if not inputs:
-                return "adds nothing. Give it an input."
-            if len(inputs) != len(weights):
-                return f"has {len(inputs)} inputs and {len(weights)} weights. Give one for each."
-            if not (all(map(math.isfinite, weights)) and any(weights)):
-                return f"needs finite weights, not all zero; found {weights}."
+            numbers, noun, verb = weights, "weights", "adds"
+            valid = all(map(math.isfinite, weights)) and any(weights)
+            rule = "finite weights, not all zero"
         case Concat(inputs, widths):
-            if not inputs:
-                return "joins nothing. Give it an input."
-            if len(inputs) != len(widths):
-                return f"has {len(inputs)} inputs and {len(widths)} widths. Give one for each."
-            if not all(0.0 < width < math.inf for width in widths):
-                return f"needs positive finite widths; found {widths}. Count its channels."
+            numbers, noun, verb = widths, "widths", "joins"
+            valid = all(0.0 < width < math.inf for width in widths)
+            rule = "positive finite widths (numbers of channels)"
         case _:
             assert_never(node)
-    return ""
+    if not inputs:
+        return f"{verb} nothing. Give it an input."
+    if len(inputs) != len(numbers):
+        return f"has {len(inputs)} inputs and {len(numbers)} {noun}. Give one for each."
+    return "" if valid else f"needs {rule}, got {numbers}."

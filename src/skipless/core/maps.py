@@ -18,11 +18,11 @@ from numpy.polynomial import chebyshev, polynomial
 
 from .activations import Activation, Array, Function
 from .gaussian import (
-    cuts,
     density,
     expectation,
     halvings_needed,
     pair_expectation,
+    panel_ends,
     rule,
     uniform_phase_scale,
     wave_pair_expectation,
@@ -40,7 +40,7 @@ def q_map(activation: Activation, q: float) -> float:
     """
     _require_positive(q)
     s = _effective_scale(activation, q)
-    return expectation(lambda z: activation.value(s * z) ** 2, cuts(activation, s))
+    return expectation(lambda z: activation.value(s * z) ** 2, panel_ends(activation, s))
 
 
 def q_map_slope(activation: Activation, q: float) -> float:
@@ -48,7 +48,7 @@ def q_map_slope(activation: Activation, q: float) -> float:
     _require_positive(q)
     s = _effective_scale(activation, q)
     return expectation(
-        lambda z: activation.value(s * z) * activation.slope(s * z) * z, cuts(activation, s)
+        lambda z: activation.value(s * z) * activation.slope(s * z) * z, panel_ends(activation, s)
     ) / math.sqrt(q)
 
 
@@ -108,12 +108,12 @@ def taylor_coefficients(activation: Activation, count: int, q: float = 1.0) -> A
     [0.333333, 0.0, 0.666667, 0.0]
     """
     if count < 1:
-        raise ValueError(f"count = {count} coefficients were asked for; ask for at least 1.")
+        raise ValueError(f"count must be at least 1, got {count}")
     _require_positive(q)
     s = math.sqrt(q)
-    # h_n oscillates with a wave length of about 2π / √n: a panel takes half a wave.
+    # h_n oscillates with a wave length of about 2π / √n: half a wave per panel.
     edges = np.linspace(-18.0, 18.0, 2 + math.ceil(36.0 * max(1.0, math.sqrt(count)) / math.pi))
-    ends = cuts(activation, s)
+    ends = panel_ends(activation, s)
     z, w = rule(ends, edges, halvings_needed(lambda z: activation.value(s * z), ends))
     weighted = w * activation.value(s * z)
     previous, current, a = np.zeros_like(z), np.ones_like(z), np.empty(count)
@@ -140,12 +140,11 @@ def leaky_relu_c_map(c: float, alpha: float) -> float:
     _require_cosine(c)
     kappa = _kappa(alpha)
     # c + g(c)/π = g(-c)/π: for c < 0 this form does not cancel.
-    mapped = (
-        (1.0 - kappa) * c + kappa * arc_gap(-c) / math.pi
-        if c < 0.0
-        else c + kappa * arc_gap(c) / math.pi
-    )
-    return min(1.0, mapped)  # which rounding exceeds, also at c = -1 where alpha is near -1
+    if c < 0.0:
+        mapped = (1.0 - kappa) * c + kappa * arc_gap(-c) / math.pi
+    else:
+        mapped = c + kappa * arc_gap(c) / math.pi
+    return min(1.0, mapped)  # rounding may exceed 1, also at c = -1 if alpha is near -1
 
 
 def leaky_relu_c_map_slope(c: float, alpha: float) -> float:
@@ -173,9 +172,10 @@ def erf_c_map(c: float, q1: float = 1.0, q2: float | None = None) -> float:
     1.0
     """
     _require_cosine(c)
-    for q in (q1, q1 if q2 is None else q2):
+    q2 = q1 if q2 is None else q2
+    for q in (q1, q2):
         _require_positive(q)
-    r1, r2 = (2.0 * q / (1.0 + 2.0 * q) for q in (q1, q1 if q2 is None else q2))
+    r1, r2 = (2.0 * q / (1.0 + 2.0 * q) for q in (q1, q2))
     return math.asin(c * math.sqrt(r1 * r2)) / math.sqrt(math.asin(r1) * math.asin(r2))
 
 
@@ -197,12 +197,11 @@ def sine_gap(theta: float) -> float:
 
 
 def tabulated_c_map(activation: Activation, q: float = 1.0) -> Callable[[npt.ArrayLike], Array]:
-    """The local C map at q₁ = q₂ = `q` as a function that costs microseconds a call.
+    """The local C map at q₁ = q₂ = `q` as a function that takes microseconds per call.
 
-    For the ReLU family it is the closed form. For a smooth φ it is the Taylor polynomial, if the
-    coefficients left out sum to rounding error. Else it is a Chebyshev series in θ = arccos c, in
-    which C is smooth even where φ has kinks; that is doubled until its last quarter is rounding
-    error.
+    For the ReLU family it is the closed form; for a smooth φ the Taylor polynomial, if the omitted
+    coefficients sum to rounding error. Else it is a Chebyshev series in θ = arccos c, in which C is
+    smooth even where φ has kinks, with twice the terms until the last quarter is rounding error.
     """
     _require_positive(q)
     if activation.degree == 1.0:
@@ -211,13 +210,14 @@ def tabulated_c_map(activation: Activation, q: float = 1.0) -> Callable[[npt.Arr
     if abs(1.0 - np.sum(taylor)) < 1e-13:
         taylor = np.trim_zeros(np.where(taylor < 1e-18, 0.0, taylor), "b")
         return lambda c: _cosine(polynomial.polyval(np.asarray(c, float), taylor))
-    series = taylor
+
+    def at_angle(t: Array) -> Array:
+        return c_map(activation, np.cos(0.5 * math.pi * (t + 1.0)), q)
+
+    series: Array = taylor
     for degree in (16, 32, 64, 128, 256):
-        nodes = chebyshev.chebpts1(degree)
-        values = c_map(activation, np.cos(0.5 * math.pi * (nodes + 1.0)), q)
-        # The nodes are orthogonal for the discrete cosines, so that sums give the coefficients.
-        series = 2.0 / degree * (chebyshev.chebvander(nodes, degree - 1).T @ values)
-        series[0] *= 0.5
+        # numpy's stub lets the function return single numbers only
+        series = np.asarray(chebyshev.chebinterpolate(at_angle, degree - 1), float)  # pyright: ignore
         if np.max(np.abs(series[-degree // 4 :])) < 1e-13:
             break
 
@@ -229,23 +229,21 @@ def tabulated_c_map(activation: Activation, q: float = 1.0) -> Callable[[npt.Arr
 
 
 def _rectifier_c_map(low: float, high: float, c: npt.ArrayLike) -> Array:
-    """Equation 9 on arrays, for slopes on both sides; `leaky_relu_c_map` is exact near C = 0."""
+    """Equation 9 on arrays, for both slopes; `leaky_relu_c_map` is exact near C = 0."""
     cosines = _cosine(c)
     theta = np.arccos(cosines)
     return _cosine(cosines + _kappa(low, high) / math.pi * (np.sin(theta) - theta * cosines))
 
 
 def _effective_scale(activation: Activation, q: float) -> float:
-    """√q, or as much of it as makes a difference to expectations of a periodic φ."""
-    return (
-        math.sqrt(q)
-        if activation.period is None
-        else min(math.sqrt(q), uniform_phase_scale(activation.period))
-    )
+    """√q; for a periodic φ, no more than changes its expectations."""
+    if activation.period is None:
+        return math.sqrt(q)
+    return min(math.sqrt(q), uniform_phase_scale(activation.period))
 
 
 def _cosine(values: npt.ArrayLike) -> Array:
-    """The values clipped to [-1, 1]: Cauchy and Schwarz hold them there, rounding does not."""
+    """The values clipped to [-1, 1], which rounding exceeds."""
     return np.clip(np.asarray(values, np.float64), -1.0, 1.0)
 
 
@@ -259,38 +257,39 @@ def _correlation(
     each = np.asarray(c, float)
     require_cosines(each)
     s1, s2 = math.sqrt(q1), math.sqrt(q2)
-    ends1, ends2 = cuts(activation, s1), cuts(activation, s2)
+    ends1, ends2 = panel_ends(activation, s1), panel_ends(activation, s2)
     norm = math.sqrt(q_map(activation, q1) * q_map(activation, q2))
     if norm == 0.0:
         raise ValueError(
-            f"C was asked for at q = ({q1:g}, {q2:g}), but {activation.name} is zero there and a "
-            "zero vector has no cosine. Use a larger q."
+            f"{activation.name} vanishes at q = ({q1:g}, {q2:g}), and a zero vector has no cosine: "
+            "use a larger q."
         )
-    if activation.period is not None and max(s1, s2) > 0.5 * activation.period:
-        values = [
-            wave_pair_expectation(f, activation.period, t, (s1, s2)) for t in each.ravel().tolist()
-        ]
+    cosines: list[float] = each.ravel().tolist()
+    if (period := activation.period) is not None and max(s1, s2) > 0.5 * period:
+        values = [wave_pair_expectation(f, period, t, (s1, s2)) for t in cosines]
         return np.reshape(np.asarray(values), each.shape) / norm
-    values = [
-        pair_expectation(lambda z: f(s1 * z), lambda z: f(s2 * z), float(t), ends1, ends2)
-        for t in each.ravel()
-    ]
+    first: Function = lambda z: f(s1 * z)
+    second: Function = lambda z: f(s2 * z)
+    halvings = halvings_needed(first, ends1)
+    if s2 != s1:
+        halvings = max(halvings, halvings_needed(second, ends2))
+    values = [pair_expectation(first, second, t, ends1, ends2, halvings) for t in cosines]
     return np.reshape(np.asarray(values), each.shape) / norm
 
 
 def _jump_terms(
     activation: Activation, jumps: list[tuple[float, float]], c: float, q1: float, q2: float
 ) -> float:
-    """What the deltas of φ″ add to E[φ″(√q₁ z₁) φ″(√q₂ z₂)]."""
+    """The part of E[φ″(√q₁ z₁) φ″(√q₂ z₂)] that comes from the deltas of φ″."""
     s1, s2, s = math.sqrt(q1), math.sqrt(q2), math.sqrt((1.0 - c) * (1.0 + c))
     total = 0.0
     for sx, sy in ((s1, s2), (s2, s1)):
-        for k, jump in jumps:  # x = k is given; y is what remains random
+        for k, jump in jumps:  # given x = k, y is random
             mean, spread = c * k / sx * sy, s * sy
             if spread > 0.0:
                 smooth = expectation(
                     lambda z, m=mean, w=spread: activation.curvature(m + w * z),
-                    cuts(activation, spread, mean),
+                    panel_ends(activation, spread, mean),
                 )
             else:
                 smooth = float(activation.curvature(np.array([mean]))[0])
@@ -312,23 +311,20 @@ def _pair_density(a: float, b: float, c: float) -> float:
 
 
 def require_cosines(c: Array) -> None:
-    """Refuse an array that holds anything but numbers in [-1, 1]."""
     for bad in c[~(np.abs(c) <= 1.0)].tolist():
         _require_cosine(bad)
 
 
 def _require_cosine(c: float) -> None:
     if not -1.0 <= c <= 1.0:
-        raise ValueError(
-            f"c = {c:g} was asked for, but a cosine similarity lies in [-1, 1]. Clip it."
-        )
+        raise ValueError(f"c must be in [-1, 1], got {c:g}")
 
 
 def _kappa(low: float, high: float = 1.0) -> float:
-    """How far leaky ReLU of these slopes is from linear: 0 for x, 1 for ReLU, 2 for |x|."""
+    """How far a leaky ReLU with these slopes is from linear: 0 for x, 1 for ReLU, 2 for |x|."""
     return (high - low) ** 2 / (high * high + low * low)
 
 
 def _require_positive(q: float) -> None:
     if not (q > 0.0 and math.isfinite(q)):
-        raise ValueError(f"q = {q:g} was asked for, but a q value is positive and finite.")
+        raise ValueError(f"q must be positive and finite, got {q:g}")

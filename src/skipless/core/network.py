@@ -1,16 +1,14 @@
 r"""Global maps of a network: one fold over its graph, and the maximum over its subnetworks.
 
-A *subnetwork* of f (appendix B.1) is what lies between a node v, its input, and a node b, its
-output: all nodes on paths from v to b, b among them and v not, provided that they form a network
-with that single input and that single output. They read only v and each other, and of them only b
-is read from outside; v may be read by others too. A residual branch is a subnetwork; the blocks
-before it followed by the branch are none, for the shortcut reads what lies inside ("a residual
-branch … won't compose with any subnetwork to form a larger one", appendix B.2). Nodes that do not
-lead to the output are no part of f.
+A *subnetwork* of f (appendix B.1) lies between a node v, its input, and a node b, its output: it
+consists of all nodes on paths from v to b, with b and without v, if they form a network with that
+single input and output. That is, they read only v and each other, and other nodes read only b among
+them (and perhaps v). A residual branch is a subnetwork. The blocks before it followed by the branch
+are not, for the shortcut reads a node inside ("a residual branch … won't compose with any
+subnetwork to form a larger one", appendix B.2). Nodes that do not lead to the output are ignored.
 
-A graph compiled into a straight-line program on one value, in which affine layers cost nothing.
-
-An expression that occurs twice is evaluated once. `network` says what the programs mean.
+A graph is compiled into a straight-line program on one value, in which affine layers cost nothing
+and an expression that occurs twice is evaluated once.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ Value = TypeVar("Value", float, Array)
 
 
 def mean_of(weights: Sequence[float], values: Sequence[Value]) -> Value:
-    # A mean lies among its terms; without the clamp, rounding carries c = 1 beyond the domain of C.
+    # Without the clamp to the range of the terms, rounding carries c = 1 out of the domain of C.
     if isinstance(values[0], np.ndarray):
         stack = np.stack(cast(Sequence[Array], values))
         mean = np.tensordot(np.asarray(weights, float), stack, axes=1)
@@ -64,7 +62,7 @@ def evaluate(program: Program, r: Callable[[Value], Value], x: Value) -> Value:
             append(r(values[step[1]]))
         elif step[0] == "max":
             value = values[step[1]]
-            append(value if value > x else x)  # never met on an array
+            append(value if value > x else x)  # arrays have no such step
         else:
             append(mean_of(step[1], [values[i] for i in step[2]]))
     return max([values[i] for i in program.results])
@@ -73,16 +71,16 @@ def evaluate(program: Program, r: Callable[[Value], Value], x: Value) -> Value:
 @lru_cache(maxsize=64)
 def fold_program(graph: Graph) -> Program:
     compiler = _Compiler(graph)
-    values = compiler.trace(sorted(graph.live), {})
+    values = compiler.compile(sorted(graph.live), {})
     return Program(tuple(compiler.numbers), (values[graph.output],))
 
 
 @lru_cache(maxsize=64)
 def maximum_program(graph: Graph) -> Program:
-    """Best subnetwork ending at each node, from the best ending at its immediate dominator.
+    """The best subnetwork ending at each node, from the best ending at its immediate dominator.
 
-    Let d be the last node that every path to b passes. A subnetwork that ends at b starts at d,
-    or before it; then it is one that ends at d, followed by what lies between d and b, and nothing
+    Let d be the last node on every path to b. A subnetwork that ends at b starts at d or before it.
+    If before, it is a subnetwork that ends at d followed by the nodes between d and b, and nothing
     else reads d. As r does not decrease, the best start is the largest value at d.
     """
     live = sorted(graph.live)
@@ -99,16 +97,16 @@ def maximum_program(graph: Graph) -> Program:
             continue
         d, inside = region
         start = starts[d] if d in starts and readers[d] <= inside else 0
-        best = compiler.trace(sorted(inside), {d: start})[b]
+        best = compiler.compile(sorted(inside), {d: start})[b]
         results.add(best)
         starts[b] = compiler.at_least_x(best)
     return Program(tuple(compiler.numbers), tuple(sorted(results)) or (0,))
 
 
 def _region(graph: Graph, readers: Mapping[int, set[int]], b: int) -> tuple[int, set[int]] | None:
-    """Immediate dominator of `b` and the nodes behind it up to `b`; None if any has other readers.
+    """The immediate dominator of `b` and the nodes from it to `b`; None if any has other readers.
 
-    Walks back from `b`, latest node first; when a single node is left, all paths pass through it.
+    Walks back from `b`, latest node first; when one node is left, all paths pass through it.
     """
     inside = {b}
     seen = set(inputs_of(graph.nodes[b]))
@@ -133,18 +131,18 @@ class _Compiler:
         self.nodes = graph.nodes
         self.shares = _shares(graph)
         self.numbers: dict[_Step, int] = {}
-        self.raised = {0}  # the values that are at least x
+        self.known_at_least_x = {0}
 
     def number(self, step: _Step) -> int:
         return self.numbers.setdefault(step, len(self.numbers) + 1)
 
     def at_least_x(self, value: int) -> int:
-        if value not in self.raised:
+        if value not in self.known_at_least_x:
             value = self.number(("max", value))
-            self.raised.add(value)
+            self.known_at_least_x.add(value)
         return value
 
-    def trace(self, nodes: Iterable[int], values: dict[int, int]) -> dict[int, int]:
+    def compile(self, nodes: Iterable[int], values: dict[int, int]) -> dict[int, int]:
         """Extend `values`, which holds the program's value at some nodes, to all of `nodes`."""
         for index in nodes:
             match node := self.nodes[index]:
@@ -171,10 +169,10 @@ class _Compiler:
 
 
 def _shares(graph: Graph) -> dict[int, list[float]]:
-    """The part of its q value that each sum and concatenation has from each input.
+    """The share of its q value that each sum and concatenation gets from each input.
 
-    The q values are those under Q(q) = q. Unnormalised sums double q at every block, so they are
-    kept as mantissa and exponent: a thousand blocks would overflow a float.
+    The q values are those for Q(q) = q. Unnormalised sums double q at every block, so q is kept as
+    mantissa and exponent: a thousand blocks would overflow a float.
     """
     shares: dict[int, list[float]] = {}
     qs: list[tuple[float, int]] = []
@@ -187,35 +185,33 @@ def _shares(graph: Graph) -> dict[int, list[float]]:
                 qs.append(qs[node.input])
                 continue
             case Sum(inputs, weights):
-                parts = [
-                    _scaled(w, _scaled(w, qs[i])) for w, i in zip(weights, inputs, strict=True)
-                ]
+                parts = [_scale(w, _scale(w, qs[i])) for w, i in zip(weights, inputs, strict=True)]
             case Concat(inputs, widths):
                 channels = sum(widths)
-                parts = [_scaled(n / channels, qs[i]) for n, i in zip(widths, inputs, strict=True)]
+                parts = [_scale(n / channels, qs[i]) for n, i in zip(widths, inputs, strict=True)]
             case _:
                 assert_never(node)
         top = max(exponent for mantissa, exponent in parts if mantissa)
         terms = [math.ldexp(mantissa, exponent - top) for mantissa, exponent in parts]
         total = sum(terms)
         shares[index] = [term / total for term in terms]
-        qs.append(_scaled(total, (1.0, top)))
+        qs.append(_scale(total, (1.0, top)))
     return shares
 
 
-def _scaled(factor: float, number: tuple[float, int]) -> tuple[float, int]:
+def _scale(factor: float, number: tuple[float, int]) -> tuple[float, int]:
     mantissa, exponent = math.frexp(factor)
     return mantissa * number[0], exponent + number[1]
 
 
-Function = Callable[[float], float]
+ScalarMap = Callable[[float], float]
 
 
 def fold(graph: Graph, r: Callable[[Value], Value], x: Value) -> Value:
-    r"""Carry `x` from input to output, applying `r` at every activation: U_{f,r}(x), appendix B.4.
+    r"""Carries `x` from input to output with `r` at every activation: U_{f,r}(x), appendix B.4.
 
     Affine layers pass their input on. Sums and concatenations average their inputs with weights
-    `w_i² q_i / Σ w_j² q_j` and `width_i q_i / Σ width_j q_j`, where the q values are those under
+    `w_i² q_i / Σ w_j² q_j` and `width_i q_i / Σ width_j q_j`, where the q values are those for
     Q(q) = q; for normalised sums these are the paper's `w_i²`.
 
     One fold, three readings:
@@ -235,13 +231,13 @@ def fold(graph: Graph, r: Callable[[Value], Value], x: Value) -> Value:
     return evaluate(fold_program(graph), r, x)
 
 
-def maximum(graph: Graph, r: Function, x: float) -> float:
+def maximum(graph: Graph, r: ScalarMap, x: float) -> float:
     r"""Largest U_{g,r}(x) over all subnetworks g of `graph`, for a non-decreasing `r`.
 
     $$M_{f,r}(x) = \max_{g \subseteq f} U_{g,r}(x)$$
 
-    of appendix B.2, with subnetworks as defined at the top of this module. Unlike the argument
-    there, it does not need `r(x) >= x`. Where `r` decreases, the result is undefined. The cost is
+    of appendix B.2, with subnetworks as defined at the top of this module. Unlike the proof there,
+    it does not need `r(x) >= x`. If `r` decreases anywhere, the result is undefined. The cost is
     about one call of `r` per activation; blocks nested k deep multiply it by up to k.
 
     In a nearly linear residual network the maximum is a branch, of three activations:
@@ -252,7 +248,7 @@ def maximum(graph: Graph, r: Function, x: float) -> float:
     return evaluate(maximum_program(graph), r, x)
 
 
-def max_c_value(graph: Graph, c_map: Function) -> float:
+def max_c_value(graph: Graph, c_map: ScalarMap) -> float:
     """Maximal c value μ⁰ = M_{f,C}(0) of appendix B.1, for a C map that does not decrease.
 
     >>> max_c_value(Graph.chain(3), lambda c: (1.0 + c) / 2.0)
@@ -292,7 +288,7 @@ ORTHOGONAL = Point(q=1.0, c=0.0)
 
 def propagate(
     graph: Graph,
-    q_map: Function,
+    q_map: ScalarMap,
     c_map: Callable[[float, float], float],
     start: Point = ORTHOGONAL,
     sigma_w: float = 1.0,
@@ -301,15 +297,23 @@ def propagate(
 ) -> tuple[Point, ...]:
     r"""The q and c value at every node, for two inputs of equal q (section 2.3).
 
-    | node       | q                   | c                                       |
-    |------------|---------------------|-----------------------------------------|
-    | Affine     | `σ_w² q + σ_b²`     | `(σ_w² q c + σ_b²) / (σ_w² q + σ_b²)`   |
+    | node         | q                   | c                                       |
+    |--------------|---------------------|-----------------------------------------|
+    | Affine       | `σ_w² q + σ_b²`     | `(σ_w² q c + σ_b²) / (σ_w² q + σ_b²)`   |
     | Nonlinearity | `q_map(q)`          | `c_map(c, q)`                           |
-    | Sum        | `Σ w_i² q_i`        | `Σ w_i² q_i c_i / Σ w_i² q_i`           |
-    | Concat     | `Σ n_i q_i / Σ n_i` | `Σ n_i q_i c_i / Σ n_i q_i`             |
+    | Sum          | `Σ w_i² q_i`        | `Σ w_i² q_i c_i / Σ w_i² q_i`           |
+    | Concat       | `Σ n_i q_i / Σ n_i` | `Σ n_i q_i c_i / Σ n_i q_i`             |
 
-    where the `n_i` are widths. Nodes that have `rules` of their own find their point by them, from
-    all the points before.
+    where the `n_i` are widths.
+
+    Args:
+        graph: the network.
+        q_map: Q of the activation.
+        c_map: C of the activation, as a function of c and q.
+        start: the point at the input.
+        sigma_w: the weights have standard deviation `sigma_w` / √fan-in.
+        sigma_b: standard deviation of the biases.
+        rules: for nodes to which the table does not apply, their point from all earlier points.
 
     >>> g = Graph.chain(1)
     >>> propagate(g, q_map=lambda q: q / 2, c_map=lambda c, q: c, start=Point(1.0, 0.5))[-1]
@@ -339,7 +343,7 @@ def propagate(
                 assert_never(node)
         if not 0.0 < point.q < math.inf:
             raise ValueError(
-                f"c values need 0 < q < inf; found q = {point.q:g} at node {index} "
+                f"q must be in (0, inf), got q = {point.q:g} at node {index} "
                 f"({type(node).__name__}{', ' if node.origin else ''}{node.origin}). "
                 "Scale φ so that Q(1) = 1, and normalise the sums."
             )

@@ -1,9 +1,8 @@
-"""Residual networks brought into the form for which the theory holds (section 2.4).
+"""Brings residual networks into the form for which the theory holds (section 2.4).
 
-Sums are normalised. A sum of sums, x + f(x) + g(x), is one sum of three terms, unless something
-else reads the inner one. And where a shortcut starts behind an activation and ends before the next
-one, it is made to start before the first: what an activation reads must be a sum of many weighted
-numbers to be normally distributed, as its maps assume.
+Sums are normalised. A sum of sums, x + f(x) + g(x), counts as one sum of three terms unless another
+node reads the inner sum. A shortcut from behind one activation to before the next is moved to start
+before the first: the maps of an activation assume normal inputs, which take a sum of many weights.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from numbers import Real
 
-from .graph import Affine, Graph, GraphError, Nonlinearity, Sum, inputs_of
+from .graph import Affine, Graph, GraphError, Nonlinearity, Sum, inputs_of, require_number
 
-Weights = dict[int, tuple[float, ...]]  # of every sum of a graph, by its index
+Weights = dict[int, tuple[float, ...]]  # of every sum in a graph, by its index
 
 
 def normalise_sums(graph: Graph, shortcut_weight: float | None = None) -> Graph:
@@ -38,19 +36,19 @@ def normalise_sums(graph: Graph, shortcut_weight: float | None = None) -> Graph:
 def normalised_weights(graph: Graph, shortcut_weight: float | None = None) -> Weights:
     r"""Weights for every sum, with squares that add up to 1.
 
-    Without a `shortcut_weight`, terms keep their proportions. With one, each sum with a shortcut
-    becomes
+    A shortcut is a term from which another one is computed. If there is none, it is the term with
+    the fewest activations before it (then, the fewest layers), such as a projection.
 
-    $$w\,x + \sqrt{1-w^2}\,\mathcal R(x)$$
-
-    A shortcut is a term that another one is computed from; or, where there is none, the one with
-    the fewest activations behind it (or, if these are equal, layers), such as a projection. Several
-    shortcuts, and several branches, share their weight in their proportions.
+    Args:
+        graph: the network.
+        shortcut_weight: w of $w\,x + \sqrt{1-w^2}\,\mathcal R(x)$ for each sum with a shortcut.
+            Several shortcuts, or several branches, share it in their old proportions. If None,
+            all terms keep their proportions.
     """
     _require_weight(shortcut_weight)
     inner = _inner_sums(graph)
-    leaves: dict[int, list[tuple[int, float]]] = {}  # the terms of a sum, seen through inner sums
-    parts: dict[int, dict[int, float]] = {}  # how much of independent nodes a sum has in it
+    leaves: dict[int, list[tuple[int, float]]] = {}  # the terms of a sum, inner sums resolved
+    parts: dict[int, dict[int, float]] = {}  # a sum as a combination of independent nodes
     found: Weights = {}
     for index, node in enumerate(graph.nodes):
         if not isinstance(node, Sum):
@@ -62,18 +60,18 @@ def normalised_weights(graph: Graph, shortcut_weight: float | None = None) -> We
             for leaf, factor in (leaves[i] if i in inner else [(i, 1.0)])
         ]
         if index not in inner:
-            wanted = _wanted(graph, leaves[index], shortcut_weight)
-            terms = zip((parts[leaf] for leaf, _ in leaves[index]), wanted, strict=True)
+            weights = _leaf_weights(graph, leaves[index], shortcut_weight)
+            terms = zip((parts[leaf] for leaf, _ in leaves[index]), weights, strict=True)
             parts[index] = combine(terms)
-            # Terms that have a part in common, as x + (x + R(x)), do not add up like others.
+            # The squares of terms with a common part, as in x + (x + R(x)), do not just add up.
             norm = math.hypot(*parts[index].values()) or 1.0
             parts[index] = {source: part / norm for source, part in parts[index].items()}
-            _distribute(graph, index, [w / norm for w in wanted], inner, leaves, found)
+            _distribute(graph, index, [w / norm for w in weights], inner, leaves, found)
     return found
 
 
 def combine(terms: Iterable[tuple[Mapping[int, float], float]]) -> dict[int, float]:
-    """The sum of weighted combinations of nodes, as one combination.
+    """A weighted sum of combinations of nodes, as one combination.
 
     >>> combine([({0: 1.0, 1: 2.0}, 3.0), ({1: 1.0}, 0.5)])
     {0: 3.0, 1: 6.5}
@@ -86,7 +84,7 @@ def combine(terms: Iterable[tuple[Mapping[int, float], float]]) -> dict[int, flo
 
 
 def to_residual_form(graph: Graph) -> Graph:
-    r"""`graph` with shortcuts that start before an activation, if they end before another one.
+    r"""`graph` with the shortcuts that end before an activation starting before one, too.
 
     Blocks $x^{l+1} = \phi(x^l + \mathcal R(x^l))$ become $u^{l+1} = u^l + \mathcal R(\phi(u^l))$,
     the blocks of the paper (eq. 6), with $x^l = \phi(u^l)$. Every activation is still read.
@@ -98,17 +96,17 @@ def to_residual_form(graph: Graph) -> Graph:
     >>> inputs_of(to_residual_form(g.build()).nodes[-2])
     (3, 1)
     """
-    readers, activated = _readers(graph), _activated(graph)
+    readers, before = _readers(graph), _before_nonlinearities(graph)
     nodes = list(graph.nodes)
     for index, node in enumerate(graph.nodes):
-        if isinstance(node, Sum) and index in activated:
+        if isinstance(node, Sum) and index in before:
             inputs = tuple(_before_activation(graph, readers, i) for i in node.inputs)
             nodes[index] = replace(node, inputs=inputs)
     return Graph(nodes)
 
 
 def _before_activation(graph: Graph, readers: Mapping[int, Sequence[int]], term: int) -> int:
-    """What the activation at `term`, perhaps times a factor, reads, if others read it too."""
+    """The input of the activation at `term` (perhaps times a factor) if it has other readers."""
     index, shared = term, len(set(readers[term])) > 1
     node = graph.nodes[index]
     while isinstance(node, Sum) and len(node.inputs) == 1 and node.weights[0] > 0.0:
@@ -117,7 +115,7 @@ def _before_activation(graph: Graph, readers: Mapping[int, Sequence[int]], term:
     return node.input if isinstance(node, Nonlinearity) and shared else term
 
 
-def _activated(graph: Graph) -> set[int]:
+def _before_nonlinearities(graph: Graph) -> set[int]:
     """The nodes that an activation reads, directly or through sums and concatenations."""
     found: set[int] = set()
     for index in range(graph.output, 0, -1):
@@ -128,13 +126,13 @@ def _activated(graph: Graph) -> set[int]:
 
 
 def reweight(graph: Graph, weights: Mapping[int, Sequence[float]]) -> Graph:
-    """`graph` with other weights in its sums; terms of weight zero are gone."""
+    """`graph` with new weights in its sums, without the terms of weight zero."""
     nodes = list(graph.nodes)
     for index, new in weights.items():
         node = nodes[index]
         assert isinstance(node, Sum)
         kept = [(i, w) for i, w in zip(node.inputs, new, strict=True) if w]
-        # A sum of which nothing is left is read by no one.
+        # No live node reads a sum without terms.
         kept = kept or [(node.inputs[0], 1.0)]
         nodes[index] = replace(
             node, inputs=tuple(i for i, _ in kept), weights=tuple(w for _, w in kept)
@@ -142,15 +140,14 @@ def reweight(graph: Graph, weights: Mapping[int, Sequence[float]]) -> Graph:
     return Graph(nodes)
 
 
-def _require_weight(weight: object) -> None:
+def _require_weight(weight: float | None) -> None:
     if weight is None:
         return
-    if not isinstance(weight, Real):
-        raise TypeError(f"a shortcut_weight is a number; found {weight!r}. Ask for 0.8, say.")
-    if not 0.0 <= float(weight) < 1.0:
+    require_number("shortcut_weight", weight)
+    if not 0.0 <= weight < 1.0:
         raise GraphError(
-            f"a shortcut_weight of {weight} was asked for, but w x + sqrt(1 - w^2) R(x) needs "
-            "0 <= w < 1. Take 0 to remove the shortcuts, or 0.8, say, to keep them."
+            f"shortcut_weight must be in [0, 1), got {weight} (0 removes the shortcuts, 0.8 keeps "
+            "them)"
         )
 
 
@@ -176,12 +173,11 @@ def _inner_sums(graph: Graph) -> set[int]:
 
 @lru_cache(maxsize=4)
 def _depths(graph: Graph) -> list[tuple[int, int]]:
-    """The most activations, and the most affine layers, between the input and each node."""
+    """The largest numbers of activations and of affine layers from the input to each node."""
     depths: list[tuple[int, int]] = []
     for node in graph.nodes:
         before = [depths[i] for i in inputs_of(node)]
-        activations = max((a for a, _ in before), default=0)
-        layers = max((b for _, b in before), default=0)
+        activations, layers = (max((pair[k] for pair in before), default=0) for k in (0, 1))
         depths.append(
             (activations + isinstance(node, Nonlinearity), layers + isinstance(node, Affine))
         )
@@ -190,7 +186,7 @@ def _depths(graph: Graph) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=4)
 def ancestors(graph: Graph) -> list[int]:
-    """The nodes that each one is computed from, itself included, as bits of a number."""
+    """The nodes from which each one is computed, itself included, as the bits of an integer."""
     before: list[int] = []
     for index, node in enumerate(graph.nodes):
         own = 1 << index
@@ -200,25 +196,25 @@ def ancestors(graph: Graph) -> list[int]:
     return before
 
 
-def _wanted(
+def _leaf_weights(
     graph: Graph, leaves: Sequence[tuple[int, float]], shortcut_weight: float | None
 ) -> list[float]:
-    """Weights for the terms of a sum; a term that occurs again has all its weight at the first."""
+    """New weights for the terms of a sum; the first occurrence of a term carries all its weight."""
     total = combine(({leaf: 1.0}, weight) for leaf, weight in leaves)
     once = [total.pop(leaf, 0.0) for leaf, _ in leaves]
     nodes = [leaf for (leaf, _), weight in zip(leaves, once, strict=True) if weight]
     shortcuts = _shortcuts(graph, nodes)
     if shortcut_weight is None or not shortcuts:
-        return _unit(once)
+        return _unit_norm(once)
     short = [leaf in shortcuts for leaf, _ in leaves]
-    bypass = _unit([w if s else 0.0 for w, s in zip(once, short, strict=True)])
-    branch = _unit([0.0 if s else w for w, s in zip(once, short, strict=True)])
+    bypass = _unit_norm([w if s else 0.0 for w, s in zip(once, short, strict=True)])
+    branch = _unit_norm([0.0 if s else w for w, s in zip(once, short, strict=True)])
     rest = math.sqrt(1.0 - shortcut_weight**2)
     return [shortcut_weight * a + rest * b for a, b in zip(bypass, branch, strict=True)]
 
 
 def _shortcuts(graph: Graph, terms: Sequence[int]) -> set[int]:
-    """The terms that others are computed from; else the one with the least behind it, if any."""
+    """The terms from which others are computed; else the one with the least before it, if any."""
     before = ancestors(graph)
     found = {a for a in terms for b in terms if a != b and before[b] >> a & 1}
     if found or len(terms) < 2:
@@ -227,7 +223,7 @@ def _shortcuts(graph: Graph, terms: Sequence[int]) -> set[int]:
     return set() if depths.count(min(depths)) > 1 else {terms[depths.index(min(depths))]}
 
 
-def _unit(weights: Sequence[float]) -> list[float]:
+def _unit_norm(weights: Sequence[float]) -> list[float]:
     norm = math.hypot(*weights)
     return [w / norm for w in weights] if norm else list(weights)
 
@@ -235,13 +231,13 @@ def _unit(weights: Sequence[float]) -> list[float]:
 def _distribute(
     graph: Graph,
     index: int,
-    wanted: Sequence[float],
+    weights: Sequence[float],
     inner: set[int],
     leaves: Mapping[int, Sequence[object]],
     found: Weights,
 ) -> None:
-    """Give the sum at `index`, and those inside, the weights that make `wanted` of its leaves."""
-    todo = [(index, list(wanted))]
+    """Set the sum at `index` and those inside so that its leaves get `weights`."""
+    todo = [(index, list(weights))]
     while todo:
         index, values = todo.pop()
         own: list[float] = []
@@ -249,7 +245,7 @@ def _distribute(
             if i in inner:
                 part, values = values[: len(leaves[i])], values[len(leaves[i]) :]
                 own.append(math.hypot(*part))
-                todo.append((i, _unit(part)))
+                todo.append((i, _unit_norm(part)))
             else:
                 own.append(values.pop(0))
         found[index] = tuple(own)

@@ -1,7 +1,4 @@
-"""What `solve` returns: the shaped activation, what it was asked for, and how well it answers.
-
-TAT, DKS and EOC: frozen objects that carry their targets (table 1 of the paper).
-"""
+"""TAT, DKS and EOC with their targets (table 1 of the paper), and `Solution`, their result."""
 
 from __future__ import annotations
 
@@ -16,11 +13,15 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from skipless.tables import table
+
 from .activations import Activation, Array, activation, activation_names, transform
 from .maps import c_map, q_map, require_cosines, tabulated_c_map
 
 _MOST_RESIDUAL = 1e-10
 _NEUTRAL = {"input_scale": 1.0, "input_shift": 0.0, "output_scale": 1.0, "output_shift": 0.0}
+# Each method has a condition that no other one has.
+_METHOD_OF = {"mu0": "TAT", "mu2": "TAT", "mu1": "DKS", "Q(q)/q": "EOC"}
 
 
 class UnreachableTargetError(ValueError):
@@ -28,7 +29,7 @@ class UnreachableTargetError(ValueError):
 
 
 class ClampedTargetWarning(UserWarning):
-    """The target was out of reach, and the nearest one within reach was taken."""
+    """The target is out of reach, so the nearest reachable one is used instead."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,11 @@ class Solution:
 
     $\hat\phi(x)$ = `output_scale` · (φ(`input_scale` · x + `input_shift`) + `output_shift`), where
     φ is `base`; a parameter that the method does not use is None. Weights are drawn with standard
-    deviation `sigma_w` / √fan-in, biases with `sigma_b`. `targets` names the conditions, in the
-    paper's symbols, with the value each was to have; `residuals` says by how much it is missed, by
-    a second quadrature, relative to targets above 1. `q` is the q value that every layer holds: 1,
-    but for EOC.
+    deviation `sigma_w` / √fan-in, biases with `sigma_b`.
+
+    `targets` maps each condition, in the paper's symbols, to its target, and `residuals` to the
+    error by a second quadrature, relative for targets above 1. `q` is the q value of every layer:
+    1, except for EOC.
 
     A solution can be called on arrays:
 
@@ -48,6 +50,15 @@ class Solution:
     >>> trelu = solve(Graph.chain(100))
     >>> abs(trelu(-1.0) / trelu(1.0) + trelu.negative_slope) < 1e-15
     np.True_
+    >>> print(replace(trelu, targets={}))
+    leaky_relu
+    <BLANKLINE>
+    parameter           value
+    --------------  ---------
+    negative_slope  0.5704395
+    output_scale     1.228404
+    sigma_w                 1
+    sigma_b                 0
     """
 
     activation: str
@@ -64,19 +75,37 @@ class Solution:
     custom: Activation | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
-        # What is cached are functions, which cannot be pickled and are made again when asked for.
+        # Cached functions cannot be pickled, and are rebuilt on first use.
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __str__(self) -> str:
+        methods = [_METHOD_OF[name] for name in self.targets if name in _METHOD_OF]
+        parameters = self.parameters | ({"q": self.q} if self.q != 1.0 else {})
+        parts = [
+            " with ".join([*methods, self.activation]),
+            table(
+                ["parameter", "value"],
+                [[name, f"{x:.7g}"] for name, x in parameters.items() if x is not None],
+            ),
+        ]
+        if self.targets:
+            conditions = [
+                [name, f"{target:.7g}", f"{self.residuals[name]:.1e}"]
+                for name, target in self.targets.items()
+            ]
+            parts.append(table(["condition", "target", "residual"], conditions))
+        return "\n\n".join(parts)
 
     @classmethod
     def of(cls, phi: Activation) -> Self:
-        """The solution that leaves `phi` as it is, to be filled in by `dataclasses.replace`."""
+        """A solution that leaves `phi` as it is; `dataclasses.replace` fills in the rest."""
         name = "leaky_relu" if phi.negative_slope is not None else phi.name
         known = name in activation_names() and activation(name, phi.negative_slope) is phi
         return cls(name, negative_slope=phi.negative_slope, custom=None if known else phi)
 
     @property
     def parameters(self) -> dict[str, float | None]:
-        """The numbers that define the shaped network, None where the method does not use one."""
+        """The numbers that define the shaped network; None if the method does not use one."""
         return {
             "negative_slope": self.negative_slope,
             "input_scale": self.input_scale,
@@ -89,7 +118,7 @@ class Solution:
 
     @property
     def base(self) -> Activation:
-        """The φ that is transformed: the one called `activation`, or the user's own."""
+        """The φ to transform: the activation of that name, or the user's own."""
         return self.custom or activation(self.activation, self.negative_slope)
 
     @property
@@ -118,20 +147,16 @@ class Solution:
 
     @cached_property
     def c_map(self) -> Callable[[npt.ArrayLike], Array]:
-        """C map of one layer at the q value that the network holds; vectorised, quick to call."""
-        mapped = self._c_map_of_a_layer()
+        """C map of one layer at the q value of the network; vectorised, fast to call."""
+        q = self.q or 1e-12  # for layers whose q tends to 0, the limit
+        inner, bias = tabulated_c_map(self.shaped, q), self.sigma_b**2 / q
 
-        def checked(c: npt.ArrayLike) -> Array:
+        def layer_c_map(c: npt.ArrayLike) -> Array:
             cosines = np.asarray(c, float)
             require_cosines(cosines)
-            return mapped(cosines)
+            return (1.0 - bias) * inner(cosines) + bias
 
-        return checked
-
-    def _c_map_of_a_layer(self) -> Callable[[Array], Array]:
-        q = self.q or 1e-12  # for layers that are drawn to q = 0, the limit
-        inner, bias = tabulated_c_map(self.shaped, q), self.sigma_b**2 / q
-        return lambda c: (1.0 - bias) * inner(c) + bias
+        return layer_c_map
 
     def local_c_map(self, c: float, q: float) -> float:
         """C map of φ̂ alone between two inputs of the same `q`, for `propagate`."""
@@ -144,7 +169,7 @@ class Solution:
     def with_residuals(
         self, targets: Mapping[str, float], attained: Mapping[str, float]
     ) -> Solution:
-        """This solution with its targets and residuals, if none of these is large."""
+        """This solution with targets and residuals, after checking that all residuals are small."""
         residuals = {
             name: (attained[name] - target) / max(1.0, abs(target))
             for name, target in targets.items()
@@ -152,25 +177,25 @@ class Solution:
         for name, residual in residuals.items():
             if not abs(residual) <= _MOST_RESIDUAL:
                 raise ArithmeticError(
-                    f"{self.activation}: {name} = {targets[name]:g} was solved for, but a second "
-                    f"quadrature finds {attained[name]:.12g}. Please report this case."
+                    f"Solver check failed for {self.activation}: {name} is {attained[name]:.12g} "
+                    f"by a second quadrature, expected {targets[name]:g}. Please report this."
                 )
         return replace(self, targets=dict(targets), residuals=residuals)
 
 
-def clamp_or_raise(clamp: bool, name: str, asked: float, nearest: float, why: str) -> float:
-    """The nearest target, with a warning, if it may be taken; else the error that says why not."""
+def clamp_or_raise(clamp: bool, name: str, target: float, nearest: float, why: str) -> float:
+    """The nearest reachable target, with a warning, if `clamp`; else raises with the reason."""
     if not math.isfinite(nearest):
         raise UnreachableTargetError(
-            f"{name} = {asked:g} is out of reach: {why}. The nearest target overflows."
+            f"{name} = {target:g} is out of reach: {why}. The nearest target overflows."
         )
     if not clamp:
         raise UnreachableTargetError(
-            f"{name} = {asked:g} is out of reach: {why}, or take the nearest target, "
+            f"{name} = {target:g} is out of reach: {why}, or take the nearest target, "
             f"{nearest:.4g}, with clamp=True (--clamp)."
         )
     warnings.warn(
-        f"{name} = {asked:g} is out of reach; took {nearest:.6g}, the nearest within reach.",
+        f"{name} = {target:g} is out of reach; using {nearest:.6g}, the nearest reachable target.",
         ClampedTargetWarning,
         stacklevel=4,
     )
@@ -178,11 +203,10 @@ def clamp_or_raise(clamp: bool, name: str, asked: float, nearest: float, why: st
 
 
 def require_solution(solution: object) -> None:
-    """Refuse what is no solution, such as the method that is to find one."""
     if not isinstance(solution, Solution):
         raise TypeError(
-            f"{solution!r} was given for a solution, but that is what `solve` returns: "
-            "solution = solve(graph, TAT(eta=0.9))."
+            f"Expected a Solution, which `solve` returns, got {solution!r}. "
+            "Use solution = solve(graph, TAT(eta=0.9))."
         )
 
 
@@ -224,7 +248,7 @@ class DKS:
 class EOC:
     r"""Edge of Chaos (section 3): φ as it is, and $\sigma_w$ such that $C'(1) = 1$.
 
-    That is to hold at the q value to which the layers are drawn, with
+    This holds at the q value to which the layers converge, where
     $q = \sigma_w^2 E[\phi(\sqrt q z)^2] + \sigma_b^2$.
 
     >>> EOC(sigma_b=0.2)
@@ -234,22 +258,19 @@ class EOC:
     sigma_b: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.sigma_b != 0.0:
-            _require_between("sigma_b", self.sigma_b, 0.0, math.inf, "0 to 0.5")
+        _require_between("sigma_b", self.sigma_b, 0.0, math.inf, "0 to 0.5", closed=True)
 
 
 Method = TAT | DKS | EOC
 
 
-def _require_between(name: str, value: object, low: float, high: float, usual: str) -> None:
-    """Refuse what is no number between `low` and `high`."""
+def _require_between(
+    name: str, value: object, low: float, high: float, typical: str, *, closed: bool = False
+) -> None:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(
-            f"{name} = {value!r} was asked for, but a number is needed; usual: {usual}."
-        )
+        raise TypeError(f"{name} must be a number, got {value!r} (typically {typical})")
     number = float(value)
-    if not low < number < high:
-        rule = f"{low:g} < {name} < {high:g}" if high < math.inf else f"{name} > {low:g}"
-        raise ValueError(
-            f"{name} = {number:g} was asked for, but {rule} is needed; usual: {usual}."
-        )
+    if not (low < number < high or (closed and number == low)):
+        above = f"finite and {'>=' if closed else '>'} {low:g}"
+        rule = f"in ({low:g}, {high:g})" if high < math.inf else above
+        raise ValueError(f"{name} must be {rule}, got {number:g} (typically {typical})")

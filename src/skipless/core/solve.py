@@ -1,8 +1,7 @@
 """solve(graph, method, activation) -> Solution: the activation that shapes a network's kernel.
 
-TAT and DKS for the ReLU family, whose maps have closed forms.
-
-TAT and DKS by φ̂(x) = γ(φ(αx + β) + δ), for any φ that is not of the ReLU family.
+The maps of the ReLU family have closed forms; any other φ is shaped by φ̂(x) = γ(φ(αx + β) + δ),
+whose solutions `curves` finds.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ def tat_leaky_relu(graph: Graph, eta: float, clamp: bool) -> Solution:
         return _straighten(c_at_zero(kappa)) - _straighten(eta)
 
     if (most := c_at_zero(1.0)) < eta:
+        plural = "s" if graph.depth > 1 else ""
         why = (
-            f"{graph.depth} activation{'s' * (graph.depth > 1)} on the longest path give"
-            f"{'s' * (graph.depth == 1)} at most {most:.3f} (plain ReLU). "
-            f"Lower eta below that, deepen the network (a chain needs {_relu_depth(eta)} "
-            "activations), lower its shortcut weights"
+            f"with {graph.depth} activation{plural} on the longest path it is at most "
+            f"{most:.3f} (plain ReLU). Lower eta below that, deepen the network (a chain needs "
+            f"{_relu_depth(eta)} activations), lower its shortcut weights"
         )
         eta, kappa = clamp_or_raise(clamp, "C_f(0)", eta, most, why), 1.0
     else:
@@ -71,17 +70,17 @@ def tat_leaky_relu(graph: Graph, eta: float, clamp: bool) -> Solution:
 
 
 def dks_leaky_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solution:
-    r"""DKS by the negative slope: with β = 0, $Q'(1) = 1$ holds of itself.
+    r"""DKS by the negative slope: with β = 0, $Q'(1) = 1$ always holds.
 
-    With $\kappa = (1-\alpha)^2/(1+\alpha^2)$, $C'(1) = 1/(1-\kappa/\pi)$ then gives α at once.
+    With $\kappa = (1-\alpha)^2/(1+\alpha^2)$, $C'(1) = 1/(1-\kappa/\pi)$ then gives α directly.
     The solutions with β ≠ 0 that the paper's footnote allows have a negative slope below zero and
     a more distorted Q map; they meet this curve where both end, at |x|.
     """
     steepest = 1.0 / (1.0 - 2.0 / math.pi)
     if slope > steepest:
         why = (
-            f"it needs C'(1) = {slope:.4g} in every layer, and the steepest map that a leaky ReLU "
-            f"has, at negative slope -1, is {steepest:.4g}. Lower zeta, deepen the network"
+            f"it needs C'(1) = {slope:.4g} in every layer, but leaky ReLU has at most "
+            f"{steepest:.4g}, at negative slope -1. Lower zeta, deepen the network"
         )
         zeta = clamp_or_raise(clamp, "C_f'(1)", zeta, max_slope(graph, steepest), why)
         slope = steepest
@@ -99,9 +98,9 @@ def dks_leaky_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solu
 
 
 def dks_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solution:
-    """DKS for ReLU by β, γ and δ; its homogeneity leaves no freedom for Q'(1) = 1."""
+    """DKS for ReLU by β, γ and δ; as ReLU is homogeneous, nothing is free for Q'(1) = 1."""
     warnings.warn(
-        "DKS cannot give ReLU Q'(1) = 1, for ReLU is homogeneous; the condition is dropped. "
+        "DKS cannot give ReLU Q'(1) = 1, since ReLU is homogeneous; the condition is dropped. "
         "Use activation='leaky_relu' to keep it.",
         stacklevel=3,
     )
@@ -111,14 +110,14 @@ def dks_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solution:
         m = moments(relu, np.ones(1), np.array([beta]))
         return math.log(float(m.excess[0] / m.variance[0])) - math.log(slope - 1.0)
 
-    # Towards +∞ the kink is never met and C'(1) falls to 1; towards -∞ it is all there is.
+    # Towards +∞ no input meets the kink and C'(1) falls to 1; towards -∞ the kink is all there is.
     low, high = -5.0, 6.0
     if gap(low) < 0.0 or gap(high) > 0.0:
         beta = low if gap(low) < 0.0 else high
         reached = 1.0 + (slope - 1.0) * math.exp(gap(beta))
         why = (
-            f"it needs C'(1) = {slope:.6g} in every layer, and a shift of ReLU that meets its kink "
-            f"at all gives no more than {reached:.6g}. Change the target or the depth"
+            f"it needs C'(1) = {slope:.6g} in every layer, but shifted ReLU only reaches "
+            f"{reached:.6g}. Change the target or the depth"
         )
         zeta, slope = (
             clamp_or_raise(clamp, "C_f'(1)", zeta, max_slope(graph, reached), why),
@@ -143,12 +142,12 @@ def negative_slope(kappa: float) -> float:
 
 
 def _straighten(c: float) -> float:
-    """1/√(1 - c): nearly linear in κ, as in the proof of proposition 3, so that roots come fast."""
+    """1/√(1 - c): nearly linear in κ, as in the proof of proposition 3, so roots converge fast."""
     return 1.0 / math.sqrt(max(1.0 - c, 1e-18))
 
 
 def _relu_depth(eta: float) -> str:
-    """How many ReLU layers in a row reach C_f(0) = `eta`, in words."""
+    """The number of ReLU layers in a chain that reach C_f(0) = `eta`, in words."""
     c = 0.0
     for depth in range(1, 100_001):
         c += arc_gap(c) / math.pi
@@ -168,16 +167,16 @@ def tat_smooth(graph: Graph, tau: float, phi: Activation, clamp: bool) -> Soluti
     r"""$Q(1) = Q'(1) = C'(1) = 1$ and $\mu^2_f = \tau$ (equations 14 to 16, algorithm 2)."""
     if phi.has_slope_jump:
         raise UnreachableTargetError(
-            f"TAT by tau was asked for {phi.name}, but its slope jumps, so that C''(1) is infinite "
-            "at any scale and shift. Use activation='leaky_relu', which TAT shapes by eta, or a "
-            "smooth activation."
+            f"TAT cannot shape {phi.name} by tau: its slope jumps, so C''(1) is infinite at any "
+            "scale and shift. Use activation='leaky_relu', which TAT shapes by eta, or a smooth "
+            "activation."
         )
     multiple = max_curvature(graph, 1.0)
     point = _best(phi, TAT_CONDITIONS, tau / multiple)
     if point is None:
         span = _span(phi, TAT_CONDITIONS, "TAT")
         point = _nearest(phi, TAT_CONDITIONS, tau / multiple)
-        why = _why(phi, "C''(1)", tau / multiple, span, lambda r: multiple * r)
+        why = _explain_range(phi, "C''(1)", tau / multiple, span, lambda r: multiple * r)
         tau = clamp_or_raise(clamp, "C_f''(1)", tau, multiple * point.reading, why)
     local = _conditions(phi, point)
     local["mu2"] = max_curvature(graph, local["C''(1)"])
@@ -193,7 +192,7 @@ def dks_smooth(graph: Graph, zeta: float, slope: float, phi: Activation, clamp: 
         span = _span(phi, families, "DKS")
         point = _nearest(phi, families, slope - 1.0)
         globally: Callable[[float], float] = lambda r: max_slope(graph, 1.0 + r)
-        why = _why(phi, "C'(1) - 1", slope - 1.0, span, globally)
+        why = _explain_range(phi, "C'(1) - 1", slope - 1.0, span, globally)
         zeta = clamp_or_raise(clamp, "C_f'(1)", zeta, globally(point.reading), why)
         slope = 1.0 + point.reading
     local = _conditions(phi, point)
@@ -214,27 +213,27 @@ def _best(
 def _span(phi: Activation, families: tuple[Conditions, ...], method: str) -> tuple[float, float]:
     if phi.degree is not None:
         raise UnreachableTargetError(
-            f"{method} was asked for {phi.name}, but it is homogeneous, φ(sx) = s^{phi.degree:g} "
-            "φ(x): an input scale only acts like an output scale, and one condition more is left "
-            "than free parameters. Use leaky_relu, which is shaped by its negative slope, or "
-            "another activation."
+            f"{method} cannot shape {phi.name}: it is homogeneous, φ(sx) = s^{phi.degree:g} φ(x), "
+            "so the input scale acts like the output scale, and there are fewer parameters than "
+            "conditions. Use leaky_relu, which is shaped by its negative slope, or another "
+            "activation."
         )
     spans = [span for conditions in families if (span := reachable_range(phi, conditions))]
     if not spans:
         raise UnreachableTargetError(
-            f"{method} was asked for {phi.name}, but no input scale and shift give it Q(1) = 1 and "
-            "Q'(1) = 1 together with the C map conditions, for any target. Use another activation."
+            f"{method} cannot shape {phi.name}: no input scale and shift satisfy Q(1) = 1, "
+            "Q'(1) = 1 and the C map conditions, for any target. Use another activation."
         )
     return min(low for low, _ in spans), max(high for _, high in spans)
 
 
 def _nearest(phi: Activation, families: tuple[Conditions, ...], target: float) -> Transformation:
-    """The solution whose reading is nearest to a `target` that has none."""
+    """The solution whose reading is nearest to an unreachable `target`."""
     ends = [point for c in families if (point := nearest_transformation(phi, c, target))]
     return min(ends, key=lambda point: abs(math.log(point.reading / target)))
 
 
-def _why(
+def _explain_range(
     phi: Activation,
     reading: str,
     needed: float,
@@ -243,16 +242,15 @@ def _why(
 ) -> str:
     low, high = span
     return (
-        f"it needs {reading} = {needed:.4g} in every layer, and scale and shift give {phi.name} "
-        f"from {low:.3g} to {high:.4g}, which is {globally(low):.4g} to {globally(high):.4g} in "
-        "this network. Change the target, the depth or the activation"
+        f"it needs {reading} = {needed:.4g} in every layer, but {phi.name} reaches {low:.3g} to "
+        f"{high:.4g}, which is {globally(low):.4g} to {globally(high):.4g} in this network. "
+        "Change the target, the depth or the activation"
     )
 
 
 def _conditions(phi: Activation, point: Transformation) -> dict[str, float]:
     """Every local condition at `point`, by the second quadrature."""
-    m = tanh_sinh_moments(phi, point.alpha, point.beta)
-    return m.conditions(point.gamma, point.delta)
+    return tanh_sinh_moments(phi, point.alpha, point.beta).conditions(point.gamma, point.delta)
 
 
 def _solution(phi: Activation, point: Transformation) -> Solution:
@@ -275,9 +273,18 @@ def solve(
     r"""The activation and the initial variances with which `graph` meets the targets of `method`.
 
     Of several solutions it takes the one with the most stable Q map (`core.curves` says how).
-    Its conditions are checked by a second quadrature, to 1e-10, before it is returned. If no
-    solution exists, `UnreachableTargetError` says what can be reached; with `clamp=True` the
-    nearest target within reach is taken instead, with a `ClampedTargetWarning`.
+    A second quadrature checks its conditions, to 1e-10, before it is returned.
+
+    Args:
+        graph: the network, from `trace`, `Graph.chain(100)`, `Graph.residual(...)` or a
+            `GraphBuilder`.
+        method: `TAT(eta=0.9, tau=0.3)`, `DKS(zeta=1.5)` or `EOC(sigma_b=0.0)`.
+        activation: φ, by name or as an `Activation`. TAT shapes leaky ReLU by eta, smooth φ by tau.
+        clamp: use the nearest reachable target, with a `ClampedTargetWarning`, if the target is
+            out of reach.
+
+    Raises:
+        UnreachableTargetError: no solution exists; the message says what is reachable.
 
     A TReLU network of 100 layers:
 
@@ -289,8 +296,8 @@ def solve(
     phi = look_up(activation)
     if graph.depth == 0:
         raise ValueError(
-            f"{type(method).__name__} was asked to shape a network, but no activation node of this "
-            "graph leads to its output. Give a graph with at least one."
+            f"{type(method).__name__} needs a graph with an activation on a path to its output, "
+            f"got {graph!r}."
         )
     if not (phi.degree == 1.0 and isinstance(method, TAT | EOC)):
         _require_unit_q(graph, phi)
@@ -313,16 +320,15 @@ def solve(
 
 
 def _require_types(graph: object, method: object) -> None:
-    """Refuse what is no graph or no method, with the words that were probably meant."""
     if not isinstance(graph, Graph):
         raise TypeError(
-            f"solve was asked to shape {graph!r}, but it takes a Graph first. Use Graph.chain(100),"
-            " Graph.residual(...) or a GraphBuilder."
+            f"solve expects a Graph first, got {graph!r}. Use Graph.chain(100), "
+            "Graph.residual(...), a GraphBuilder, or trace a model."
         )
     if not isinstance(method, TAT | DKS | EOC):
         raise TypeError(
-            f"solve was given {method!r} for a method, but it takes TAT(...), DKS(...) or EOC(...) "
-            "second. For instance: solve(graph, TAT(eta=0.9), 'leaky_relu')."
+            f"solve expects TAT(...), DKS(...) or EOC(...) as the method, got {method!r}. "
+            "For example: solve(graph, TAT(eta=0.9), 'leaky_relu')."
         )
 
 
@@ -333,30 +339,29 @@ def _slope_for(graph: Graph, zeta: float) -> float:
     def gap(log_slope: float) -> float:
         return math.log(max_slope(graph, math.exp(log_slope))) - math.log(zeta)
 
-    # No path has more than `depth` activations: below this, the slope is too small.
+    # No path has more than `depth` activations: a smaller slope is too small.
     low = max(0.0, math.log(zeta) / graph.depth * (1.0 - 1e-6) - 1e-15)
     high = 1.5 * math.log(zeta) / graph.depth
-    while gap(high) < 0.0:  # from below, for steep slopes overflow in deep networks
+    while gap(high) < 0.0:  # from below, since steep slopes overflow in deep networks
         high *= 2.0
     return math.exp(float(brentq(gap, low, high, xtol=1e-300, rtol=1e-15)))
 
 
 def _require_unit_q(graph: Graph, phi: Activation) -> None:
-    """Refuse a graph whose sums change q: only a homogeneous φ has the same C map at every q."""
+    """Raises if sums change q: only a homogeneous φ has the same C map at every q."""
     if (found := _first_off_unit_q(graph)) is not None:
         node, q = found
         where = f" ({node.origin})" if node.origin else ""
         raise ValueError(
-            f"{phi.name} was to be shaped at q = 1, but an activation of this graph{where} "
-            f"receives q = {q:.6g} from sums that are not normalised. Scale the weights of every "
-            "sum so that their squares add up to 1, or use TAT with leaky_relu, which holds at "
-            "every q."
+            f"{phi.name} needs q = 1, but an activation{where} gets q = {q:.6g} from sums that are "
+            "not normalised. Scale the weights of every sum so that their squares add up to 1, or "
+            "use TAT with leaky_relu, which works at every q."
         )
 
 
 @lru_cache(maxsize=64)
 def _first_off_unit_q(graph: Graph) -> tuple[Nonlinearity, float] | None:
-    """The first activation that does not receive q = 1, and what it receives."""
+    """The first activation whose input does not have q = 1, and that q."""
     at = propagate(graph, q_map=lambda q: q, c_map=lambda c, _: c)
     for node in graph.nodes:
         if isinstance(node, Nonlinearity) and abs((q := at[node.input].q) - 1.0) > _UNIT_Q:

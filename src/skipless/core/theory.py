@@ -9,12 +9,12 @@ import numpy as np
 from scipy.integrate import quad, solve_ivp
 
 from .activations import Array
-from .maps import arc_gap, sine_gap
+from .maps import arc_gap, require_cosines, sine_gap
 
 
 @dataclass(frozen=True)
 class DeviationBound:
-    """How far a global C map can be from the identity: in value, and in slope, on [-1, 1]."""
+    """Bounds on how far a global C map and its slope are from those of the identity on [-1, 1]."""
 
     value: float
     slope: float
@@ -42,7 +42,7 @@ def smooth_bound(curvature: float) -> DeviationBound:
 
 
 def limit_time(eta: float) -> float:
-    r"""Proposition 3: the time $T$ at which the limiting flow has carried 0 to `eta`.
+    r"""Proposition 3: the time $T$ that the limiting flow takes from 0 to `eta`.
 
     $$T = \int_0^\eta \frac{dx}{\sqrt{1-x^2} - x\arccos x}$$
 
@@ -50,7 +50,7 @@ def limit_time(eta: float) -> float:
     0.0
     """
     if not 0.0 <= eta < 1.0:
-        raise ValueError(f"eta = {eta:g} was asked for, but the flow reaches 0 <= eta < 1 only.")
+        raise ValueError(f"eta must be in [0, 1), got {eta:g}")
     # With x = cos θ the integrand is smooth up to the end: sin θ dθ / (sin θ - θ cos θ).
     time, _ = quad(
         lambda t: math.sin(t) / sine_gap(t),
@@ -76,8 +76,7 @@ def infinite_depth_c_map(c: float | Array, eta: float) -> Array:
     0.9
     """
     start = np.asarray(c, float)
-    if not np.all(np.abs(start) <= 1.0):
-        raise ValueError("c lies outside of [-1, 1]; a cosine similarity was expected. Clip it.")
+    require_cosines(start)
 
     def speed(_: float, x: Array) -> list[float]:
         return [arc_gap(t) for t in np.clip(x, -1.0, 1.0).tolist()]
@@ -107,7 +106,7 @@ def equivalent_shortcut_weight(alpha: float) -> float:
     1.0
     """
     if alpha < 0.0:
-        raise ValueError(f"alpha = {alpha:g} was asked for; the equivalence needs alpha >= 0.")
+        raise ValueError(f"alpha must be >= 0, got {alpha:g}")
     return math.sqrt(2.0 * alpha / (1.0 + alpha * alpha))
 
 
@@ -118,9 +117,7 @@ def relu_from_leaky_relus(alpha: float) -> tuple[float, float]:
     (1.0, 0.0)
     """
     if abs(alpha) == 1.0:
-        raise ValueError(
-            f"alpha = {alpha:g} was asked for, but |x| and x span no ReLU. Use |alpha| != 1."
-        )
+        raise ValueError(f"alpha must not be 1 or -1, got {alpha:g}: x and |x| alone give no ReLU")
     return 1.0 / (1.0 - alpha * alpha), alpha / (1.0 - alpha * alpha)
 
 

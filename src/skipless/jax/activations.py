@@ -17,7 +17,6 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from skipless.core import activations as core
-from skipless.core.activations import Member
 from skipless.core.solution import Solution, require_solution
 
 Function = Callable[[Array], Array]
@@ -61,8 +60,8 @@ def in_arrays(phi: core.Activation) -> Phi:
     """The same φ, of JAX arrays."""
     if phi.name in _TABLE and phi == core.activation(phi.name):
         return Phi(phi.name)
-    if (member := Member.of(phi)) is not None:
-        return Phi(member.family, member.number)
+    if phi.family is not None:
+        return Phi(phi.family, phi.parameter)
     raise ValueError(
         f"{phi.name} is known in numpy only. Pass a function of JAX arrays as well: "
         "shaped(solution, function)."

@@ -19,7 +19,6 @@ import keras
 from keras import ops
 
 from skipless.core import activations as core
-from skipless.core.activations import Member
 from skipless.core.solution import Solution, require_solution
 
 # To a type checker, operations of Keras may return None.
@@ -218,16 +217,6 @@ _TABLE: dict[str, Function] = {
 }
 
 
-def named(name: str | core.Activation) -> core.Activation:
-    """The activation of `core` called `name`, which may be that of a member of a family.
-
-    >>> named("elu(alpha=0.3)") is core.elu(0.3)
-    True
-    """
-    member = Member.named(name) if isinstance(name, str) else None
-    return core.activation(name) if member is None else member.activation
-
-
 def function(name: str | core.Activation, negative_slope: float | None = None) -> Function:
     """φ as a function of tensors, for every activation that `core` knows.
 
@@ -237,8 +226,7 @@ def function(name: str | core.Activation, negative_slope: float | None = None) -
     >>> ops.convert_to_numpy(y).tolist()
     [-1.0, 0.5, 1.0]
     """
-    phi = named(name) if negative_slope is None else core.activation(name, negative_slope)
-    return core.native(phi, _TABLE)
+    return core.native(core.activation(name, negative_slope), _TABLE)
 
 
 Config = dict[str, object]
@@ -278,7 +266,7 @@ class ShapedActivation(keras.layers.Layer):
         super().__init__(name=name, dtype=dtype, trainable=trainable)
         self.supports_masking = True
         if isinstance(phi, str | core.Activation):
-            known = named(phi)
+            known = core.activation(phi)
             self.function, self.phi = function(known), known.name
             self.negative_slope = known.negative_slope
         else:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -20,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
+
+from skipless.core.activations import activation as core_activation
 
 from .activations import ShapedActivation
 from .gauges import (
@@ -65,7 +66,6 @@ _NATIVE: dict[str, Callable[..., nn.Module]] = {
     "tanh": nn.Tanh,
     "tanh_shrink": nn.Tanhshrink,
 }
-_MEMBER = re.compile(r"(\w+)(?:\((\w+)=([-+.e\d]+)\))?")  # such as elu(alpha=0.3)
 _PROBE = torch.linspace(-30.0, 30.0, 241, dtype=torch.float64)
 
 
@@ -197,10 +197,14 @@ def _native(shaped: ShapedActivation) -> nn.Module | None:
     slope = shaped.constants.get("negative_slope")
     if slope is not None:
         return nn.LeakyReLU(slope) if slope != 0.0 else nn.ReLU()
-    member = _MEMBER.fullmatch(shaped.name)
-    if member is None or member[1] not in _NATIVE:
+    try:
+        phi = core_activation(shaped.name)
+    except ValueError:  # the name of a function of the user's own
         return None
-    native = _NATIVE[member[1]](**({member[2]: float(member[3])} if member[2] else {}))
+    name = phi.family or phi.name
+    if name not in _NATIVE:
+        return None
+    native = _NATIVE[name](**phi.family_arguments)
     # The name may be that of a function of the user's own.
     same = torch.allclose(native(_PROBE), shaped.function(_PROBE), rtol=0.0, atol=1e-8)
     return native if same else None
