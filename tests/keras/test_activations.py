@@ -114,7 +114,7 @@ def test_a_weighted_sum_is_exact_and_has_a_configuration(float64) -> None:
     ("make", "says"),
     [
         (lambda: ShapedActivation("tanh", input_scale=0.0), "input_scale = 0"),
-        (lambda: TReLU(float("nan"), 1.0), "must be a finite number"),
+        (lambda: TReLU(float("nan"), 1.0), "must be finite, got nan"),
         (lambda: WeightedAdd([]), "finite weight for each term"),
         (lambda: WeightedAdd([1.0])([ops.ones(2), ops.ones(2)]), "each of its 1 weights, got 2"),
         (lambda: function("tahn"), "Did you mean 'tanh'"),
