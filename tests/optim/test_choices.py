@@ -150,7 +150,7 @@ def test_a_run_goes_on_in_another_process_to_the_very_same_weights(tmp_path: Pat
         expected[name] = model.state_dict()
     command = [sys.executable, "-W", "error", __file__, str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True)
-    assert all(line.startswith("K-FAC takes only") for line in result.stderr.splitlines())
+    assert all(line.startswith("K-FAC uses only") for line in result.stderr.splitlines())
     for name in NAMES:
         found = torch.load(tmp_path / f"{name}-after.pt")
         assert {k for k, v in found.items() if not torch.equal(v, expected[name][k])} == set()

@@ -19,21 +19,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import TypedDict, cast, overload
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
-
-
-class _Group(TypedDict):
-    params: list[Tensor]
-    lr: float
-    momentum: float
-    weight_decay: float
-    trust_coefficient: float | None
-    eps: float
-    nesterov: bool
 
 
 class LARS(Optimizer):
@@ -90,10 +80,10 @@ class LARS(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             for params in _by_device_and_dtype(group["params"]):
-                self._step_together(params, cast(_Group, group))
+                self._step_together(params, group)
         return loss
 
-    def _step_together(self, params: list[Tensor], group: _Group) -> None:
+    def _step_together(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """Update parameters of one device and dtype, in a few operations for all of them."""
         grads = [cast(Tensor, p.grad) for p in params]
         updates = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
@@ -102,7 +92,10 @@ class LARS(Optimizer):
             torch._foreach_mul_(updates, ratios)
         torch._foreach_mul_(updates, group["lr"])
         if momentum := group["momentum"]:
-            traces = [self._trace(p) for p in params]
+            for p in params:
+                if "trace" not in self.state[p]:
+                    self.state[p]["trace"] = torch.zeros_like(p)
+            traces = [self.state[p]["trace"] for p in params]
             torch._foreach_mul_(traces, momentum)
             torch._foreach_add_(traces, updates)
             if group["nesterov"]:
@@ -110,12 +103,6 @@ class LARS(Optimizer):
             else:
                 updates = traces
         torch._foreach_sub_(params, updates)
-
-    def _trace(self, param: Tensor) -> Tensor:
-        state = self.state[param]
-        if "trace" not in state:
-            state["trace"] = torch.zeros_like(param)
-        return state["trace"]
 
 
 def _trust_ratios(

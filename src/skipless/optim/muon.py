@@ -14,23 +14,12 @@ one learning rate, on AdamW's scale, serves both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypedDict, cast, overload
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Muon
 from torch.optim.optimizer import Optimizer, ParamsT
-
-
-class _Group(TypedDict):
-    params: list[Tensor]
-    orthogonalize: bool
-    lr: float
-    weight_decay: float
-    momentum: float
-    nesterov: bool
-    betas: tuple[float, float]
-    eps: float
 
 
 class MuonAdamW(Optimizer):
@@ -67,13 +56,13 @@ class MuonAdamW(Optimizer):
         }
         super().__init__(params, defaults)
         for group in self.param_groups:  # torch's optimisers check the ranges of settings
-            self._adamw(cast(_Group, group))
-            self._muon(cast(_Group, group), [])
+            self._adamw(group)
+            self._muon(group, [])
 
     def add_param_group(self, param_group: dict[str, object]) -> None:
         """Adds a group; with `orthogonalize`, all its parameters need two or more dimensions."""
         super().add_param_group(param_group)
-        group = cast(_Group, self.param_groups[-1])
+        group = self.param_groups[-1]
         vectors = [tuple(p.shape) for p in group["params"] if p.ndim < 2]
         if group["orthogonalize"] and vectors:
             del self.param_groups[-1]
@@ -97,12 +86,12 @@ class MuonAdamW(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             if group["orthogonalize"]:
-                self._step_matrices(cast(_Group, group))
+                self._step_matrices(group)
             else:
-                self._adamw(cast(_Group, group)).step()
+                self._adamw(group).step()
         return loss
 
-    def _step_matrices(self, group: _Group) -> None:
+    def _step_matrices(self, group: dict[str, Any]) -> None:
         params = [p for p in group["params"] if p.grad is not None]
         if any(cast(Tensor, p.grad).is_sparse for p in params):
             raise ValueError(
@@ -124,23 +113,13 @@ class MuonAdamW(Optimizer):
     # torch's optimisers live for one step. All they keep is in our groups and our state, the single
     # source for checkpoints, copies, schedules and moves of the model.
 
-    def _muon(self, group: _Group, matrices: list[Tensor]) -> Muon:
-        return Muon(
-            [{"params": matrices}],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            nesterov=group["nesterov"],
-            adjust_lr_fn="match_rms_adamw",
-        )
+    def _muon(self, group: dict[str, Any], matrices: list[Tensor]) -> Muon:
+        names = ("lr", "weight_decay", "momentum", "nesterov")
+        own = {name: group[name] for name in names}
+        return Muon([{"params": matrices}], adjust_lr_fn="match_rms_adamw", **own)
 
-    def _adamw(self, group: _Group) -> AdamW:
-        adamw = AdamW(
-            [{"params": group["params"]}],
-            lr=group["lr"],
-            betas=group["betas"],
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
-        )
+    def _adamw(self, group: dict[str, Any]) -> AdamW:
+        names = ("lr", "betas", "eps", "weight_decay")
+        adamw = AdamW([{"params": group["params"]}], **{name: group[name] for name in names})
         adamw.state = self.state
         return adamw

@@ -18,14 +18,7 @@ Fisher = Literal["sampled", "exact", "empirical"]
 PresetName = Literal["cifar10", "imagenet"]
 
 
-class Preset(TypedDict):
-    """Settings of K-FAC that go together."""
-
-    damping: float
-    norm_constraint: float
-
-
-PRESETS: dict[PresetName, Preset] = {
+PRESETS: dict[PresetName, dict[str, float]] = {
     # Appendix E.2. Also the one for small data and small batches: ImageNet's lets vanilla networks
     # of 50 layers diverge on them, at all but tiny learning rates.
     "cifar10": {"damping": 1e-2, "norm_constraint": 1e-4},
@@ -41,7 +34,7 @@ def require_number(name: str, value: object, below: float = inf) -> None:
         raise ValueError(f"{name} must be {limit}, got {value!r}")
 
 
-def _require_integer(name: str, value: object, least: int) -> None:
+def _require_integer(name: str, value: object, least: int = 1) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
 
@@ -51,22 +44,21 @@ def _require_bool(name: str, value: object) -> None:
         raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
-def _require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-
-
-def _or_none(check: Callable[[str, object], None]) -> Callable[[str, object], None]:
-    return lambda name, value: None if value is None else check(name, value)
-
-
-def _setting(default: Any, check: Callable[[str, object], None], help_: str | None = None) -> Any:
+def _setting(
+    default: Any, check: Callable[..., None], help_: str | None = None, **bounds: float
+) -> Any:
     """A field with its check and, if it is an option of the command line, its help text."""
-    metadata = {"check": check} | ({} if help_ is None else {"help": help_})
-    return field(default=default, metadata=metadata)
+    shown = {} if help_ is None else {"help": help_}
+    return field(default=default, metadata={"check": partial(check, **bounds), **shown})
 
 
-_positive_integer = partial(_require_integer, least=1)
+def _choice(default: str, known: tuple[str | None, ...], help_: str | None = None) -> Any:
+    def check(name: str, value: object) -> None:
+        if value not in known:
+            names = ", ".join(filter(None, known))
+            raise ValueError(f"{name} must be one of {names}, got {value!r}")
+
+    return _setting(default, check, help_)
 
 
 @dataclass(frozen=True)
@@ -80,35 +72,31 @@ class KFACSettings:
     0.001
     """
 
-    preset: PresetName | None = _setting(
-        "cifar10",
-        _or_none(partial(_require_one_of, known=get_args(PresetName))),
-        "damping and norm constraint of the paper's runs.",
+    preset: PresetName | None = _choice(
+        "cifar10", (*PRESETS, None), "damping and norm constraint of the paper's runs."
     )
     damping: float | None = _setting(
-        None, _or_none(require_number), "added to the curvature, instead of a preset."
+        None, require_number, "added to the curvature, instead of a preset."
     )
     norm_constraint: float | None = _setting(
-        None, _or_none(require_number), "largest squared length of a step, instead of a preset."
+        None, require_number, "largest squared length of a step, instead of a preset."
     )
     curvature_ema: float = _setting(
-        0.99, partial(require_number, below=1.0), "how much of the curvature an update keeps."
+        0.99, require_number, "how much of the curvature an update keeps.", below=1.0
     )
-    curvature_period: int = _setting(
-        1, _positive_integer, "steps between updates of the curvature."
-    )
-    inverse_period: int = _setting(50, _positive_integer, "steps between updates of its inverse.")
+    curvature_period: int = _setting(1, _require_integer, "steps between updates of the curvature.")
+    inverse_period: int = _setting(50, _require_integer, "steps between updates of its inverse.")
     burn_in: int = _setting(
-        5, partial(_require_integer, least=0), "first steps that only measure the curvature."
+        5, _require_integer, "first steps that only measure the curvature.", least=0
     )
-    loss: Loss = _setting("cross_entropy", partial(_require_one_of, known=get_args(Loss)))
-    fisher: Fisher = _setting(
+    loss: Loss = _choice("cross_entropy", get_args(Loss))
+    fisher: Fisher = _choice(
         "sampled",
-        partial(_require_one_of, known=get_args(Fisher)),
+        get_args(Fisher),
         "labels drawn from the network, all of them, or the data's own.",
     )
     input_stride: int = _setting(
-        1, _positive_integer, "every n-th example enters the factors of inputs."
+        1, _require_integer, "every n-th example enters the factors of inputs."
     )
     spread_inverses: bool = _setting(
         False, _require_bool, "invert a part of the factors in each step."
@@ -116,12 +104,14 @@ class KFACSettings:
     eigenbasis: bool = _setting(
         False, _require_bool, "measure curvature along axes of factors (EKFAC)."
     )
-    damping_period: int | None = _setting(None, _or_none(_positive_integer))
-    seed: int = _setting(0, partial(_require_integer, least=0))
+    damping_period: int | None = _setting(None, _require_integer)
+    seed: int = _setting(0, _require_integer, least=0)
 
     def __post_init__(self) -> None:
         for own in fields(self):
-            own.metadata["check"](own.name, getattr(self, own.name))
+            value = getattr(self, own.name)
+            if value is not None or own.default is not None:
+                own.metadata["check"](own.name, value)
         if self.preset is None:
             require_number("damping", self.damping)
 
@@ -129,15 +119,9 @@ class KFACSettings:
         """The same settings without a preset: its values are filled in where there are none."""
         if self.preset is None:
             return self
-        usual = PRESETS[self.preset]
-        return replace(
-            self,
-            preset=None,
-            damping=usual["damping"] if self.damping is None else self.damping,
-            norm_constraint=(
-                usual["norm_constraint"] if self.norm_constraint is None else self.norm_constraint
-            ),
-        )
+        usual = PRESETS[self.preset].items()
+        missing = {name: value for name, value in usual if getattr(self, name) is None}
+        return replace(self, preset=None, **missing)
 
 
 class KFACOptions(TypedDict, total=False):

@@ -72,9 +72,6 @@ def same(found: Array, expected: Array) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
-# One layer, and linear networks, whose Fisher matrix is a Kronecker product -----------------------
-
-
 @pytest.mark.parametrize(("loss", "batch"), [("mse", 6), ("cross_entropy", 1)])
 def test_the_fisher_matrix_of_one_layer_is_the_dense_one(loss: Loss, batch: int) -> None:
     model, inputs = nn.Linear(4, 3), torch.randn(batch, 4)
@@ -104,9 +101,6 @@ def test_every_diagonal_block_of_a_deep_linear_network_is_the_dense_one() -> Non
         ((of_inputs, of_outputs),) = factors_of(optimizer, module)
         (order,) = Vectors(model).indices(module)
         same(np.kron(of_outputs, of_inputs), whole[np.ix_(order, order)])
-
-
-# Networks for which the factors are an approximation, by brute force ------------------------------
 
 
 def ending_in_classes(*layers: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
@@ -274,9 +268,6 @@ def test_parts_of_a_batch_add_up_to_the_step_of_the_whole(loss: Loss) -> None:
     same(changes[1], changes[0])
 
 
-# What is drawn has the right mean -----------------------------------------------------------------
-
-
 def assert_mean_is_near(
     optimizer: KFAC,
     model: nn.Module,
@@ -353,9 +344,6 @@ def test_other_parameters_step_by_their_diagonal() -> None:
     same(change, -0.5 * gradient / (np.diag(whole)[slopes] + 0.15))
 
 
-# Eigenbases ---------------------------------------------------------------------------------------
-
-
 def eigenbasis_of(optimizer: KFAC, module: nn.Module) -> tuple[Array, Array]:
     """The axes of one layer, in columns, and the curvature along them."""
     block = block_of(optimizer, module)
@@ -392,8 +380,6 @@ def test_curvature_along_the_axes_is_that_of_the_dense_matrix_on_average(fisher:
         optimizer, model, inputs, lambda: eigenbasis_of(optimizer, model[0])[1], exact
     )
 
-
-# The quadratic model ------------------------------------------------------------------------------
 
 DAMPING, L2 = 0.2, 0.05
 

@@ -128,8 +128,9 @@ def test_moments_of_patches_are_those_of_patches_written_out_one_by_one(
 
 def plain_windows() -> Iterator[tuple[tuple[int, int], Window]]:
     kernels = [((1, 3), (1, 1)), ((1, 2), (1, 2)), ((2, 3), (1, 1)), ((3, 2), (1, 2))]
+    paddings = [(0, 0), (1, 1), (2, 1), (0, 2)]
     for sizes, (before, after), (kernel, dilation) in itertools.product(
-        [(4, 5), (5, 4), (1, 6)], itertools.product(range(3), repeat=2), kernels
+        [(5, 4), (1, 6)], paddings, kernels
     ):
         window = Window(kernel, (1, 1), ((before, after), (after, before)), dilation)
         if min(window.positions(sizes)) > 0:
@@ -171,11 +172,19 @@ def test_the_spectrum_is_taken_where_it_is_cheaper_and_loses_few_digits(
     assert len(used) == 2
 
 
+MODES = ("zeros", "reflect", "replicate", "circular")
+KERNELS = ((1, 1), (2, 1), (3, 1), (4, 1), (2, 3))  # with dilations
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
-@pytest.mark.parametrize("padding", ["same", "valid", 1])
-@pytest.mark.parametrize(("kernel", "dilation"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 3)])
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("dimensions", "kernel", "dilation", "padding", "mode"),
+    [
+        *((2, *sizes, padding, "zeros") for sizes in KERNELS for padding in ("same", "valid", 1)),
+        *((2, 4, 1, "same", mode) for mode in ("reflect", "replicate", "circular")),
+        *((dimensions, 2, 3, "same", mode) for dimensions in (1, 3) for mode in MODES),
+    ],
+)
 def test_patches_are_those_that_a_convolution_of_torch_reads(
     dimensions: int, kernel: int, dilation: int, padding: str | int, mode: str
 ) -> None:

@@ -1,7 +1,6 @@
 """Two processes that share the batches and the work make the steps of one."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -30,26 +29,18 @@ BAD = ["one bad half", "one bad half, eigenbasis"]
 Found = dict[str, Any]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, list[Found]]:
-    """What one process found, and what each of two did."""
+    """The results of one process, and of each of two."""
     folder = tmp_path_factory.mktemp("found")
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    torchrun += ["--master-port", str(free_port())]
     running = [
         subprocess.Popen(
-            [sys.executable, *launcher, str(SCRIPT), str(folder)],
+            [sys.executable, str(SCRIPT), str(folder), *map(str, process)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
             text=True,
         )
-        for launcher in ([], torchrun)
+        for process in ((0, 1), (0, 2), (1, 2))
     ]
     try:
         for process in running:
@@ -118,3 +109,13 @@ def test_each_factor_is_inverted_by_one_process_and_the_work_is_balanced(
     costs = [sum(size**3 for size in share) for share in shares]
     largest = 17**3 * 4
     assert max(costs) == largest, "the largest factor is all that its process does"
+
+
+def test_processes_that_use_different_layers_keep_the_same_weights(
+    found: tuple[Found, list[Found]],
+) -> None:
+    one, other = (own["uneven"] for own in found[1])
+    assert set(one) == {"called", "axes", "read"}
+    for name, weights in one.items():
+        assert weights.isfinite().all()
+        torch.testing.assert_close(weights, other[name], rtol=0.0, atol=0.0)

@@ -1,4 +1,6 @@
-"""Trains small networks with K-FAC in as many processes as there are, and saves what it found.
+"""Trains small networks with K-FAC as one of several processes, and saves the results.
+
+    python two_processes.py FOLDER RANK PROCESSES
 
 One process sees whole batches, two see a half each; `test_processes.py` compares them.
 """
@@ -88,8 +90,8 @@ def batches(case: Case, rank: int, world: int) -> Iterator[list[tuple[Tensor, Te
         ]
 
 
-def trained(case: Case, rank: int, world: int) -> dict[str, Any]:
-    """What came of a run."""
+def train(case: Case, rank: int, world: int) -> dict[str, Any]:
+    """Parameters and dampings after a run."""
     torch.manual_seed(0)
     model = case.model().double()
     wrapped = DistributedDataParallel(model) if world > 1 else model
@@ -117,7 +119,7 @@ def trained(case: Case, rank: int, world: int) -> dict[str, Any]:
 
     for step, parts in enumerate(batches(case, rank, world)):
         if case.reloaded and step == SAVED_AT:
-            optimizer = reloaded(optimizer, model, case)
+            optimizer = reload(optimizer, model, case)
         optimizer.step(lambda parts=parts: closure(parts))
         dampings.append(optimizer.damping)
     values = [parameter.detach().clone() for parameter in model.parameters()]
@@ -130,7 +132,7 @@ def _same(left: Tensor | None, right: Tensor | None) -> bool:
     return torch.equal(left, right)
 
 
-def reloaded(optimizer: KFAC, model: nn.Module, case: Case) -> KFAC:
+def reload(optimizer: KFAC, model: nn.Module, case: Case) -> KFAC:
     """Another one, with the state of the first process, as after a restart."""
     optimizer.synchronize()
     state = [optimizer.state_dict()]
@@ -152,21 +154,62 @@ def inversions(rank: int, world: int) -> list[int]:
 
     blocks.damped_inverses = counted
     try:
-        trained(Case(), rank, world)
+        train(Case(), rank, world)
     finally:
         blocks.damped_inverses = invert
     return sizes
 
 
+class Detour(nn.Module):
+    """Two layers, and one between them that is called, or only read, where it is open."""
+
+    def __init__(self, read: bool) -> None:
+        super().__init__()
+        self.first, self.between, self.last = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.read, self.open = read, True
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).tanh()
+        if self.open and self.read:
+            x = F.linear(x, self.between.weight, self.between.bias).tanh()
+        elif self.open:
+            x = self.between(x).tanh()
+        return self.last(x)
+
+
+def train_unevenly(rank: int, read: bool, eigenbasis: bool) -> Tensor:
+    """All weights after steps in which the processes do not use the same layers."""
+    torch.manual_seed(0)
+    model = Detour(read).double()
+    network = DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = KFAC(model, 0.1, burn_in=1, inverse_period=3, eigenbasis=eigenbasis)
+    chance = torch.Generator().manual_seed(rank)
+    for step in range(8):
+        model.open = rank == 0 if read else (step + rank) % 2 == 0
+        inputs = torch.randn(8, 5, dtype=torch.float64, generator=chance)
+        labels = torch.randint(3, (8,), generator=chance)
+        optimizer.zero_grad()
+        outputs = network(inputs)
+        optimizer.curvature(outputs)
+        F.cross_entropy(outputs, labels).backward()
+        optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+UNEVEN = {"called": (False, False), "axes": (False, True), "read": (True, False)}
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    rank, world = 0, 1
-    if dist.is_torchelastic_launched():
-        dist.init_process_group("gloo")
-        rank, world = dist.get_rank(), dist.get_world_size()
-    found: dict[str, Any] = {name: trained(case, rank, world) for name, case in CASES.items()}
+    folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    if world > 1:
+        store = f"file://{folder / 'store'}"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+    found: dict[str, Any] = {name: train(case, rank, world) for name, case in CASES.items()}
     found["inversions"] = inversions(rank, world)
-    torch.save(found, Path(sys.argv[1]) / f"{rank}-of-{world}.pt")
+    if world > 1:
+        found["uneven"] = {name: train_unevenly(rank, *case) for name, case in UNEVEN.items()}
+    torch.save(found, folder / f"{rank}-of-{world}.pt")
     if world > 1:
         dist.destroy_process_group()
 

@@ -39,16 +39,12 @@ class Block:
     """The factors of one layer, as running means whose weights decay."""
 
     def __init__(self, layer: Layer) -> None:
-        rows, columns = layer.shape
-        g, like = layer.groups, layer.weight
-        dtype = at_least_float32(like)
+        (rows, columns), g = layer.shape, layer.groups
+        dtype, device = at_least_float32(layer.weight), layer.weight.device
+        of_inputs = (g, columns) if layer.diagonal else (g, columns, columns)
         self.layer = layer
-        self.inputs = torch.zeros(
-            (g, columns) if layer.diagonal else (g, columns, columns),
-            dtype=dtype,
-            device=like.device,
-        )
-        self.outputs = torch.zeros((g, rows, rows), dtype=dtype, device=like.device)
+        self.inputs = torch.zeros(of_inputs, dtype=dtype, device=device)
+        self.outputs = torch.zeros((g, rows, rows), dtype=dtype, device=device)
         self.weight = 0.0  # of the running means: 1 + ema + ema² + ...
         self.scale_weight = 0.0  # the same for the curvature along eigenvectors
         self.is_inverted = False
@@ -59,8 +55,7 @@ class Block:
 
     @property
     def cost(self) -> float:
-        """The cost of inverting the factors, in any unit."""
-        return float(sum(f.shape[0] * f.shape[-1] ** 3 for f in self.factors if f.ndim == 3))
+        return sum(_inversion_cost(factor) for factor in self.factors if factor.ndim == 3)
 
     def update(self, inputs: Tensor, outputs: Tensor, ema: float) -> None:
         """Adds new factors to the running means."""
@@ -83,8 +78,7 @@ class Task:
 
     @property
     def cost(self) -> float:
-        """In any unit."""
-        return float(self.factor.shape[0] * self.factor.shape[-1] ** 3)
+        return _inversion_cost(self.factor)
 
 
 class StackedInverses(ABC):
@@ -247,6 +241,10 @@ def run_tasks(tasks: Sequence[Task], warn: Callable[[str], None]) -> None:
         for number, task in enumerate(group):
             for result, piece in zip(task.results, pieces, strict=True):
                 result.copy_(piece[number])
+
+
+def _inversion_cost(factor: Tensor) -> float:
+    return float(factor.shape[0] * factor.shape[-1] ** 3)  # in any unit
 
 
 def _times(matrices: Tensor, right: Tensor) -> Tensor:
