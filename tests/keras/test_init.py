@@ -1,7 +1,8 @@
 """Initial weights in Keras: orthogonal, of the right scale, at the right tap, and as torch's."""
 
 # Keras' own annotations are inferred from its defaults.
-# pyright: reportArgumentType=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# pyright: reportOptionalMemberAccess=false
 
 import keras
 import numpy as np
@@ -15,12 +16,18 @@ from skipless.keras import (
     GaussianFanIn,
     ScaledUniformOrthogonal,
     TransposedDelta,
+    UnsupportedModelError,
+    initialize_,
 )
 from skipless.torch import gaussian_fan_in_, scaled_uniform_orthogonal_
 
 
+def array(tensor) -> np.ndarray:
+    return np.asarray(ops.convert_to_numpy(tensor), float)
+
+
 def drawn(initializer, shape) -> np.ndarray:
-    return np.asarray(ops.convert_to_numpy(initializer(shape)), float)
+    return array(initializer(shape))
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(6, 6), (3, 6), (6, 3)])
@@ -68,7 +75,7 @@ def test_a_delta_kernel_at_its_last_tap_reads_the_present_under_causal_padding()
 
 @pytest.mark.parametrize("tap", [(3, 0), (0, -1), (1,), (1, 1, 1)])
 def test_a_tap_outside_of_the_kernel_is_refused(tap) -> None:
-    with pytest.raises(ValueError, match=r"size \(3, 3\).*at tap.*which it does not have"):
+    with pytest.raises(ValueError, match=r"tap must be an index .*kernel \(3, 3\).* got \("):
         DeltaOrthogonal(tap=tap)((3, 3, 4, 4))
 
 
@@ -174,5 +181,71 @@ def test_without_a_seed_layers_differ_and_a_seed_generator_goes_on() -> None:
 
 
 def test_a_bias_is_no_kernel() -> None:
-    with pytest.raises(ValueError, match="A kernel is of shape"):
+    with pytest.raises(ValueError, match="A kernel must be of shape"):
         ScaledUniformOrthogonal()((8,))
+
+
+def every_kind() -> keras.Model:
+    x = keras.Input((6, 6, 4))
+    y = layers.Conv2D(8, 3, padding="same", groups=2)(x)
+    y = layers.DepthwiseConv2D(3, padding="same", depth_multiplier=2)(layers.PReLU()(y))
+    y = layers.SeparableConv2D(8, 3, padding="same", use_bias=False)(y)
+    y = layers.Conv2DTranspose(8, 4, 2, padding="same")(layers.BatchNormalization()(y))
+    return keras.Model(x, layers.Dense(8)(y), name="net")
+
+
+@pytest.mark.parametrize("distribution", ["orthogonal", "gaussian"])
+@pytest.mark.parametrize("delta", [True, False])
+def test_a_whole_model_is_drawn_with_mean_square_one_over_fan_in(distribution, delta) -> None:
+    model = every_kind()
+    for variable in model.variables:
+        variable.assign(np.full(variable.shape, 7.0))
+    untouched = initialize_(
+        model, sigma_w=0.5, sigma_b=2.0, distribution=distribution, delta=delta, seed=0
+    )
+    assert [path.split("/")[-1] for path in untouched] == ["alpha"]
+    conv, depthwise, separable, up, dense = (
+        layer for layer in model.layers if hasattr(layer, "use_bias")
+    )
+    norm = next(x for x in model.layers if isinstance(x, layers.BatchNormalization))
+    assert [array(v).mean() for v in norm.variables] == [1.0, 0.0, 0.0, 1.0]
+    close = 0.9 if distribution == "gaussian" else 1e-4
+    # The sum of squares an output, on average over outputs.
+    columns = {
+        "conv": (conv.kernel, (0, 1, 2)),
+        "depthwise": (depthwise.kernel, (0, 1)),
+        "separable": (separable.depthwise_kernel, (0, 1)),
+        "pointwise": (separable.pointwise_kernel, (0, 1, 2)),
+        "dense": (dense.kernel, (0,)),
+    }
+    for name, (kernel, axes) in columns.items():
+        squares = (array(kernel) ** 2).sum(axis=axes)
+        assert squares.mean() == pytest.approx(0.25, rel=close), name
+    taps = (array(up.kernel) ** 2).sum(axis=(2, 3))
+    assert int((taps > 0).sum()) == (4 if delta else 16)
+    used = (array(conv.kernel) != 0).any(axis=(2, 3))
+    assert int(used.sum()) == (1 if delta else 9)
+    # A location is reached by every second tap along both axes.
+    assert taps[::2, ::2].sum() / 8 == pytest.approx(0.25, rel=close)
+    biases = np.concatenate([array(x.bias) for x in (conv, depthwise, up, dense)])
+    assert biases.std() == pytest.approx(2.0, rel=0.6)
+
+
+def test_a_seed_draws_the_same_weights_again_and_gaps_change_nothing() -> None:
+    model = every_kind()
+    initialize_(model, seed=3)
+    first = model.get_weights()
+    initialize_(model, seed=4)
+    assert any((a != b).any() for a, b in zip(first, model.get_weights(), strict=True))
+    initialize_(model, seed=3)
+    for a, b in zip(first, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    x = keras.Input((4, 4))
+    gaps = keras.Model(x, layers.Conv1DTranspose(4, 1, 2)(layers.Dense(4, name="first")(x)))
+    before = gaps.get_weights()
+    with pytest.raises(UnsupportedModelError, match="cannot reach all locations"):
+        initialize_(gaps, seed=0)
+    for a, b in zip(before, gaps.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match="got 'uniform'"):
+        initialize_(model, distribution="uniform")

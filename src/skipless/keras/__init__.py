@@ -14,6 +14,7 @@ except ModuleNotFoundError as error:
 
 from skipless._deprecated import renamed_names
 from skipless.core.convert import ConversionReport
+from skipless.core.measure import Check, Measurement
 
 from .activations import ShapedActivation, TReLU, WeightedAdd, function
 from .convert import convert
@@ -23,15 +24,19 @@ from .init import (
     GaussianFanIn,
     ScaledUniformOrthogonal,
     TransposedDelta,
+    initialize_,
 )
+from .measure import check, measure, pair_inputs
 from .normalize import PerLocationNormalization, normalize_per_location, normalize_per_sample
 from .trace import UnsupportedModelError, trace
 
 __all__ = [
+    "Check",
     "ConversionReport",
     "DeltaOrthogonal",
     "DepthwiseDelta",
     "GaussianFanIn",
+    "Measurement",
     "PerLocationNormalization",
     "ScaledUniformOrthogonal",
     "ShapedActivation",
@@ -39,10 +44,14 @@ __all__ = [
     "TransposedDelta",
     "UnsupportedModelError",
     "WeightedAdd",
+    "check",
     "convert",
     "function",
+    "initialize_",
+    "measure",
     "normalize_per_location",
     "normalize_per_sample",
+    "pair_inputs",
     "trace",
 ]
 

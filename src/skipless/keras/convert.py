@@ -6,9 +6,7 @@ the old ones, with other activations and sums and without normalisation.
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -20,9 +18,9 @@ from skipless.core.convert import Writer, plan, write
 from skipless.core.solution import DKS, EOC, TAT, Method
 from skipless.core.trace import UnsupportedModelError
 
-from .activations import Config, Function, ShapedActivation, WeightedAdd
-from .init import DeltaOrthogonal, DepthwiseDelta, ScaledUniformOrthogonal, TransposedDelta
-from .operations import AFFINE, CONVOLUTIONS, DEPTHWISE, SEPARABLE, TRANSPOSED, stock
+from .activations import Function, ShapedActivation, WeightedAdd
+from .init import initializers_for, seed_source
+from .operations import AFFINE, stock
 from .record import Call, Tensor, flat_numbers
 from .trace import Reading, read
 
@@ -77,7 +75,8 @@ def convert(
     _require_no_probability(reading)
     planned = plan(reading, method, activation, shortcut_weight, clamp)
     solution = planned.solution
-    copies = LayerCopies(solution.sigma_w, solution.sigma_b, seed)
+    new_seed, sigmas = seed_source(seed), (solution.sigma_w, solution.sigma_b)
+    copies = LayerCopies(lambda layer, path: initializers_for(layer, path, new_seed, *sigmas))
 
     def shaped(name: str, dtype: str) -> ShapedActivation:
         return ShapedActivation.from_solution(solution, function, name=name, dtype=dtype)
@@ -195,10 +194,9 @@ class LayerCopies:
     initialisers of the theory.
     """
 
-    def __init__(self, sigma_w: float, sigma_b: float, seed: int | None) -> None:
-        self.sigma_w, self.sigma_b = sigma_w, sigma_b
+    def __init__(self, initializers: Callable[[Any, str], Mapping[str, object]]) -> None:
+        self._initializers = initializers  # of a layer and its path
         self.untouched: list[str] = []
-        self._random = random.Random(seed)
         self._made: dict[int, Any] = {}
         self._kept: list[object] = []  # so that no id is given twice
         self._names: set[str] = set()
@@ -211,7 +209,7 @@ class LayerCopies:
             if isinstance(operation, layers.Layer):
                 config["name"] = self.free(operation.name, path)
             if stock(operation, AFFINE):
-                config |= self._drawn(operation, path)
+                config |= {"activation": None} | self._initializers(operation, path)
                 config["use_bias"] = config.get("use_bias", True) or with_bias
             elif isinstance(operation, layers.Layer) and operation.trainable_variables:
                 self.untouched.append(path)
@@ -227,51 +225,3 @@ class LayerCopies:
             number += 1
         self._names.add(candidate)
         return candidate
-
-    def _drawn(self, layer: Any, path: str) -> Config:
-        seed, gain = self._seed(), self.sigma_w
-        config: Config = {"activation": None, "bias_initializer": "zeros"}
-        if self.sigma_b:
-            bias = keras.initializers.RandomNormal(stddev=self.sigma_b, seed=self._seed())
-            config["bias_initializer"] = bias
-        if isinstance(layer, SEPARABLE):
-            config["depthwise_initializer"] = DepthwiseDelta(gain, seed=seed)
-            pointwise = ScaledUniformOrthogonal(gain, seed=self._seed())
-            config["pointwise_initializer"] = pointwise
-        elif isinstance(layer, DEPTHWISE):
-            config["depthwise_initializer"] = DepthwiseDelta(gain, seed=seed)
-        elif isinstance(layer, TRANSPOSED):
-            _require_no_gaps(layer, path)
-            config["kernel_initializer"] = TransposedDelta(layer.strides, gain, seed=seed)
-        elif isinstance(layer, CONVOLUTIONS):
-            config["kernel_initializer"] = DeltaOrthogonal(
-                gain, groups=layer.groups, tap=_tap(layer), seed=seed
-            )
-        elif isinstance(layer, layers.Dense):
-            config["kernel_initializer"] = ScaledUniformOrthogonal(gain, seed=seed)
-        else:
-            raise UnsupportedModelError(
-                f"{path} ({type(layer).__name__}) has weights of a shape that the theory's "
-                "distributions are not made for. Write it as a Dense layer."
-            )
-        return config
-
-    def _seed(self) -> int:
-        return self._random.randrange(2**31)
-
-
-def _tap(layer: Any) -> tuple[int, ...] | None:
-    """The tap that reads the location itself, where it is not the centre."""
-    # Causal padding is all in front. Of Keras' layers only Conv1D has it.
-    return tuple(size - 1 for size in layer.kernel_size) if layer.padding == "causal" else None
-
-
-def _require_no_gaps(layer: Any, path: str) -> None:
-    axes = zip(layer.kernel_size, layer.strides, layer.dilation_rate, strict=True)
-    if any(size < step or math.gcd(step, space) > 1 for size, step, space in axes):
-        raise UnsupportedModelError(
-            f"{path}, a transposed convolution with kernel {layer.kernel_size}, strides "
-            f"{layer.strides} and dilation {layer.dilation_rate}, cannot reach all locations and "
-            "would leave q = 0 at others. Use a kernel at least as large as the stride, and no "
-            "dilation."
-        )
