@@ -209,7 +209,7 @@ class LayerCopies:
             if isinstance(operation, layers.Layer):
                 config["name"] = self.free(operation.name, path)
             if stock(operation, AFFINE):
-                config |= {"activation": None} | self._initializers(operation, path)
+                config |= {"activation": None, **self._initializers(operation, path)}
                 config["use_bias"] = config.get("use_bias", True) or with_bias
             elif isinstance(operation, layers.Layer) and operation.trainable_variables:
                 self.untouched.append(path)
