@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 import jax_networks as networks
 from skipless import DKS, TAT, Graph, GraphBuilder, solve
@@ -223,6 +224,14 @@ def test_dropout_written_by_hand_is_refused_with_its_line(mask) -> None:
             trace(layer, W, KEY, X)
 
 
+def test_barriers_and_names_are_skipped_whatever_else_passes_them() -> None:
+    def layer(w: jax.Array, x: jax.Array) -> jax.Array:
+        x, w = jax.lax.optimization_barrier((x, w))
+        return checkpoint_name(jax.nn.relu(x @ w), "hidden")
+
+    assert trace(layer, W[0], X) == Graph.chain(1)
+
+
 def test_calls_branches_and_loops_are_written_out() -> None:
     layer = lambda x, w: (jax.nn.relu(x @ w), None)
     loops = [
@@ -345,7 +354,7 @@ REFUSED = {
     "multiplies two tensors": attention,
     "combines two branches by mul": lambda w, x: (x @ w[0]) * (x @ w[1]),
     "computes softmax for probabilities": lambda w, x: jax.nn.softmax(x @ w[0]),
-    "computes while whose number": lambda w, x: jax.lax.while_loop(
+    "computes while with an unknown number": lambda w, x: jax.lax.while_loop(
         lambda x: x.sum() < 0, lambda x: x @ w[0], x
     ),
     "computes scan along the input": lambda w, x: jax.lax.scan(
@@ -357,7 +366,7 @@ REFUSED = {
     ),
     "none of the known": lambda w, x: (x @ w[0]) * jnp.arange(16.0),
     "adds a tensor to a rearrangement": lambda w, x: (lambda y: y - y.mean(0))(x @ w[0]),
-    "computes scan_results of all its turns": lambda w, x: jax.lax.scan(
+    "computes scan_results of all iterations": lambda w, x: jax.lax.scan(
         lambda c, w: (c @ w, c), x, w
     )[1].sum(0),
     "computes reduce_max over channels": lambda w, x: (x @ w[0]).reshape(4, 8, 2).max(-1),

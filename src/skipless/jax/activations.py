@@ -186,9 +186,9 @@ class Shaped:
         return {name: getattr(self, name) for name in _CONSTANTS}
 
     def __call__(self, x: ArrayLike) -> Array:
-        return in_float32(self._between, jnp.asarray(x))
+        return in_float32(self._apply, jnp.asarray(x))
 
-    def _between(self, x: Array) -> Array:
+    def _apply(self, x: Array) -> Array:
         if self.input_scale != 1.0:
             x = x * self.input_scale
         if self.input_shift != 0.0:

@@ -15,7 +15,7 @@ import numpy as np
 from . import operations
 from .record import Operation, Tensor
 
-# They repeat, leave out or move numbers, all of which stay equal if they were.
+# They repeat, drop or move numbers, so equal numbers stay equal.
 _KEEPS_EQUAL = {
     "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "rev",
     "scan_slice", "dynamic_slice",
@@ -34,55 +34,50 @@ class Constants:
         """The array that `tensor` is, or None if it depends on something unknown."""
         if tensor not in self._arrays:
             with x64() if self._wide else nullcontext():
-                for op in _in_order(tensor, self._arrays):
-                    arguments = [self._given(t) for t in op.inputs]
+                for op in _pending_operations(tensor, self._arrays):
+                    arguments = [self._known_array(t) for t in op.inputs]
                     known = all(a is not None for a in arguments)
                     results = op.run(*arguments) if known else [None] * len(op.outputs)
                     self._arrays.update(zip(op.outputs, results, strict=True))
-        return self._given(tensor)
+        return self._known_array(tensor)
 
     def number(self, tensor: Tensor) -> float | None:
         """The number that all entries of `tensor` are, or None."""
         if tensor not in self._numbers:
-            for op in _in_order(tensor, self._numbers):
-                self._number_of(op)
+            for op in _pending_operations(tensor, self._numbers):
+                self._find_number(op)
             if tensor.operation is None:
-                self._numbers[tensor] = _uniform(self._given(tensor))
+                self._numbers[tensor] = _uniform_number(self._known_array(tensor))
         return self._numbers[tensor]
 
-    def _given(self, tensor: Tensor) -> object | None:
+    def _known_array(self, tensor: Tensor) -> object | None:
         if tensor.operation is not None:
             return self._arrays[tensor]
         if tensor.value is None or tensor.shape:
             return tensor.value
         return tensor.value if tensor.parametric else np.asarray(tensor.value, tensor.dtype)
 
-    def _number_of(self, op: Operation) -> None:
+    def _find_number(self, op: Operation) -> None:
         for output in op.outputs:
             self._numbers[output] = None
-        numbers = [self._number_or_leaf(t) for t in op.inputs]
+        numbers = [self.number(t) for t in op.inputs]
         known = [np.array(n) for n in numbers if n is not None]
         (output, *others) = op.outputs
         if op.name in _KEEPS_EQUAL and numbers[0] is not None:
             self._numbers[output] = numbers[0]
         elif op.name in operations.POINTWISE and len(known) == len(numbers) and not others:
             self._numbers[output] = float(operations.evaluate(op.name, op.parameters, known))
-        elif (uniform := _uniform(self.array(output))) is not None:
+        elif (uniform := _uniform_number(self.array(output))) is not None:
             self._numbers[output] = uniform
-
-    def _number_or_leaf(self, tensor: Tensor) -> float | None:
-        if tensor.operation is None and tensor not in self._numbers:
-            self._numbers[tensor] = _uniform(self._given(tensor))
-        return self._numbers[tensor]
 
 
 def x64() -> AbstractContextManager[object]:
-    """In its context, JAX computes in float64 where it is asked to."""
+    """A context in which JAX has float64."""
     return jax.enable_x64(True)
 
 
-def _in_order(tensor: Tensor, known: dict[Tensor, object] | dict[Tensor, float | None]):
-    """The operations still to be done before `tensor` is known, in order."""
+def _pending_operations(tensor: Tensor, known: dict[Tensor, object] | dict[Tensor, float | None]):
+    """The operations that `tensor` still needs, in order."""
     needed: set[Operation] = set()
     waiting = [tensor]
     while waiting:
@@ -94,7 +89,7 @@ def _in_order(tensor: Tensor, known: dict[Tensor, object] | dict[Tensor, float |
     return sorted(needed, key=lambda op: op.index)
 
 
-def _uniform(array: object) -> float | None:
+def _uniform_number(array: object) -> float | None:
     if array is None or jnp.issubdtype(array.dtype, jax.dtypes.extended):  # pyright: ignore
         return None
     values = np.asarray(array)

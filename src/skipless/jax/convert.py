@@ -96,9 +96,9 @@ class ShapedActivation(nnx.Module):
     def __call__(self, x: ArrayLike) -> Array:
         array = jnp.asarray(x)
         floating = jnp.issubdtype(array.dtype, jnp.floating)
-        return in_float32(self._between, array if floating else array.astype(float))
+        return in_float32(self._apply, array if floating else array.astype(float))
 
-    def _between(self, x: Array) -> Array:
+    def _apply(self, x: Array) -> Array:
         x = self._function(x * self._number("input_scale", x) + self._number("input_shift", x))
         return (x + self._number("output_shift", x)) * self._number("output_scale", x)
 
@@ -133,7 +133,7 @@ class TReLU(ShapedActivation):
         phi = Shaped(in_arrays(core.leaky_relu(negative_slope)), output_scale=output_scale)
         self._set_constants(phi, ("negative_slope", "output_scale"))
 
-    def _between(self, x: Array) -> Array:
+    def _apply(self, x: Array) -> Array:
         return self._function(x) * self._number("output_scale", x)
 
 
@@ -165,10 +165,6 @@ class Placeholder(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         return self.function(x)
-
-
-def is_normalisation(value: object) -> bool:
-    return isinstance(value, _Normalisation)
 
 
 def is_activation(value: object) -> bool:
@@ -203,11 +199,11 @@ def replace(
             answers[id(value)] = chosen(value), value
         return answers[id(value)][0]
 
-    def mapped(value: object, name: str) -> object:
+    def swap(value: object, name: str) -> object:
         if type(value) is tuple or type(value) is list:
-            return type(value)(mapped(v, f"{name}.{i}") for i, v in enumerate(value))
+            return type(value)(swap(v, f"{name}.{i}") for i, v in enumerate(value))
         if type(value) is dict:
-            return {key: mapped(v, f"{name}.{key}") for key, v in value.items()}
+            return {key: swap(v, f"{name}.{key}") for key, v in value.items()}
         if not is_chosen(value):
             return value
         names.append(name)
@@ -216,7 +212,7 @@ def replace(
     for path, module in list(nnx.iter_modules(model)):
         for attribute, value in list(vars(module).items()):
             found = len(names)
-            new = mapped(value, ".".join(map(str, (*path, attribute))))
+            new = swap(value, ".".join(map(str, (*path, attribute))))
             if len(names) > found:
                 setattr(module, attribute, nnx.data(new))
     return names
@@ -343,7 +339,7 @@ def _name(path: tuple[object, ...]) -> str:
 Model = TypeVar("Model", bound=nnx.Module)
 
 # How far the squares of a sum's weights may add up to other than 1: they may be of bfloat16.
-_UNIT = 5e-3
+_UNIT_TOLERANCE = 5e-3
 
 
 def convert(
@@ -386,7 +382,7 @@ def convert(
         )
     model = nnx.clone(model)
     _require_plain_weights(model)
-    removed = replace(model, is_normalisation, Identity)
+    removed = replace(model, lambda value: isinstance(value, _Normalisation), Identity)
     held = replace(model, is_activation, Placeholder)
     _require_all_held(_trace_with(model, example, lambda x: x), type(model).__name__)
     graph = _trace_with(model, example, jnp.tanh)
@@ -473,7 +469,7 @@ def _require_normalised(graph: Graph) -> None:
     read = [i for node in live if not isinstance(node, Sum) for i in inputs_of(node)]
     for i in (*read, graph.output):
         total = math.fsum(part**2 for part in parts[i].values())
-        if abs(total - 1.0) > _UNIT:
+        if abs(total - 1.0) > _UNIT_TOLERANCE:
             raise UnsupportedModelError(
                 f"The squares of the weights of the sum at {graph.nodes[i].origin or i} add up "
                 f"to {total:.4g}, and must add up to 1. Write shortcuts as "

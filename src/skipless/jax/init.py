@@ -36,7 +36,7 @@ from jax.typing import DTypeLike
 
 from skipless.core.trace import UnsupportedModelError
 
-from .operations import AFFINE, LAYOUTS, unmoved, weight_of
+from .operations import AFFINE, LAYOUTS, weight_of, without_moves
 from .record import Operation, Tensor
 from .trace import Reading, input_index, read
 
@@ -70,7 +70,7 @@ def scaled_uniform_orthogonal(
 
     def draw(key: Array, layout: _Layout, dtype: DTypeLike) -> Array:
         inputs = layout.inputs * math.prod(layout.taps)
-        return layout.ordered(_orthogonal(key, layout, inputs, gain, dtype))
+        return layout.arrange(_orthogonal(key, layout, inputs, gain, dtype))
 
     return _initializer(draw, gain, in_axis, out_axis, feature_group_count, dtype)
 
@@ -137,7 +137,7 @@ def delta(
                 f"{tuple(place)}."
             )
         matrices = _orthogonal(key, layout, layout.inputs, gain, dtype)
-        return layout.at_taps(matrices, place, (1,) * len(place))
+        return layout.place_at_taps(matrices, place, (1,) * len(place))
 
     return _initializer(draw, gain, in_axis, out_axis, feature_group_count, dtype)
 
@@ -183,7 +183,9 @@ def transposed_delta(
             )
         # JAX pads by (size + stride - 1) // 2 in front; transpose_kernel turns the kernel round.
         first = tuple((number + (not transpose_kernel)) // 2 for number in spare)
-        return layout.at_taps(_orthogonal(key, layout, layout.inputs, gain, dtype), first, steps)
+        return layout.place_at_taps(
+            _orthogonal(key, layout, layout.inputs, gain, dtype), first, steps
+        )
 
     return _initializer(draw, gain, in_axis, out_axis, 1, dtype)
 
@@ -214,18 +216,18 @@ class _Layout:
     def outputs(self) -> int:
         return math.prod(self._sizes(self.out_axes))
 
-    def ordered(self, weights: Array) -> Array:
+    def arrange(self, weights: Array) -> Array:
         """Weights in the order outputs, inputs, taps, reshaped to where all of them go."""
         order = (*self.out_axes, *self.in_axes, *self.tap_axes)
         back = sorted(range(len(order)), key=order.__getitem__)
         return weights.reshape(self._sizes(order)).transpose(back)
 
-    def at_taps(self, matrices: Array, first: Sequence[int], number: Sequence[int]) -> Array:
+    def place_at_taps(self, matrices: Array, first: Sequence[int], number: Sequence[int]) -> Array:
         """Weights that are `matrices` at so many taps from `first` on, and zero elsewhere."""
         window = tuple(slice(i, i + n) for i, n in zip(first, number, strict=True))
         spread = matrices.reshape(*matrices.shape, *(1 for _ in self.taps))
         weights = jnp.zeros((*matrices.shape, *self.taps), matrices.dtype)
-        return self.ordered(weights.at[(..., *window)].set(spread))
+        return self.arrange(weights.at[(..., *window)].set(spread))
 
     def _sizes(self, axes: Sequence[int]) -> tuple[int, ...]:
         return tuple(self.shape[axis] for axis in axes)
@@ -385,7 +387,7 @@ def draw_weights(
     layers = [op for op in reading.record.operations if op.name in AFFINE and op.signals]
     for number, op in enumerate(layers):
         weight = weight_of(op)
-        own = unmoved(weight)
+        own = without_moves(weight)
         if (computed := _walk_back(own, _PARTS)[0].operation) is not None:
             raise UnsupportedModelError(
                 f"{op.location} reads weights that are computed by {computed.name} from others, so "

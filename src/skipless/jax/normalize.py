@@ -1,15 +1,15 @@
 r"""Inputs of q value 1, as the theory assumes them.
 
-The q value of an input is $q = \|x\|^2 / d$; what the theory predicts, it predicts for $q = 1$
-(section 2.2). Which numbers make up $x$ depends on the network:
+The q value of an input is $q = \|x\|^2 / d$, and all predictions are for $q = 1$ (section 2.2).
+Which numbers make up $x$ depends on the network:
 
-- A convolutional network under Delta initialisation acts on every location by itself, so that each
-  location's vector of channels is to have q value 1: `normalize_per_location`.
+- A convolutional network under Delta initialisation acts on every location by itself, so each
+  location's vector of channels needs q value 1: `normalize_per_location`.
 - A multilayer perceptron takes all numbers of a sample as one vector: `normalize_per_sample`.
 
-With smooth activations this decides whether the prediction holds. Rectifiers commute with positive
-scales, so that c values come out right without it; but a location of zeros, such as a black pixel,
-has no c value in any network, and locations of different q values weigh differently when pooled.
+With smooth activations predictions hold only then. Rectifiers commute with positive scales, so c
+values come out right without it; but a location of zeros, such as a black pixel, has no c value in
+any network, and locations of different q values have different weights when pooled.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def normalize_per_location(
     ([0.0, 0.0, 0.0, 2.0], [1.0, 1.0])
     """
 
-    def normalized(wide: Array) -> Array:
+    def normalize(wide: Array) -> Array:
         if homogeneous is not None:
             first = jax.lax.slice_in_dim(wide, 0, 1, axis=channel_axis)
             constant = jnp.full_like(first, homogeneous)
             wide = jnp.concatenate([wide, constant], axis=channel_axis)
-        return _scaled(wide, (channel_axis,))
+        return _scale_to_unit_q(wide, (channel_axis,))
 
-    return in_float32(normalized, _floating(x))
+    return in_float32(normalize, _as_floating(x))
 
 
 def normalize_per_sample(x: ArrayLike, *, start_axis: int = 1) -> Array:
@@ -64,30 +64,30 @@ def normalize_per_sample(x: ArrayLike, *, start_axis: int = 1) -> Array:
     >>> normalize_per_sample(jnp.array([[3.0, 0.0, 0.0, 0.0], [5.0, 5.0, -5.0, 5.0]])).tolist()
     [[2.0, 0.0, 0.0, 0.0], [1.0, 1.0, -1.0, 1.0]]
     """
-    array = _floating(x)
+    array = _as_floating(x)
     axes = tuple(range(array.ndim)[start_axis:])
     if not axes:
         raise ValueError(
             f"An array of shape {array.shape} has no axis {start_axis} for the numbers of a "
-            "sample: for a single sample without a batch, set start_axis=0."
+            "sample. For a single sample without a batch, set start_axis=0."
         )
-    return in_float32(lambda wide: _scaled(wide, axes), array)
+    return in_float32(lambda wide: _scale_to_unit_q(wide, axes), array)
 
 
-def _floating(x: ArrayLike) -> Array:
+def _as_floating(x: ArrayLike) -> Array:
     array = jnp.asarray(x)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(
-            f"Scaling to q value 1 takes floating-point numbers, not {array.dtype}. Divide bytes "
-            "of an image by 255, and standardise them, first."
+            f"Expected floating-point numbers, not {array.dtype}. Divide the bytes of an image by "
+            "255 and standardise them first."
         )
     return array
 
 
-def _scaled(x: Array, axes: tuple[int, ...]) -> Array:
+def _scale_to_unit_q(x: Array, axes: tuple[int, ...]) -> Array:
     """`x` times what makes its mean square over `axes` 1; zeros stay zeros."""
     # Squares of entries that are at most 1 do not overflow. The result does not depend on `peak`,
-    # so that no derivative need follow it.
+    # so it needs no derivative.
     peak = jnp.max(jnp.abs(jax.lax.stop_gradient(x)), axis=axes, keepdims=True)
     nothing = peak == 0
     x = x / jnp.where(nothing, 1.0, peak)

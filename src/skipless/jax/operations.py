@@ -14,7 +14,7 @@ from skipless.core.record import AxisMap, Layer, reshaped
 
 from .record import Operation, Tensor
 
-LAYOUTS = {"reshape", "transpose", "squeeze", "expand_dims", "copy", "convert_element_type"}
+LAYOUTS = {"reshape", "transpose", "squeeze", "expand_dims", "convert_element_type"}
 MOVES = {
     "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "dynamic_slice",
     "pad", "rev", "gather", "split", "tile",
@@ -25,7 +25,7 @@ AFFINE = {"dot_general", "conv_general_dilated"}
 ADDITIONS = {"add", "sub", "add_any"}
 CONCATENATIONS = {"concatenate"}
 
-# What has no maps: of what kind it is, and what can be done.
+# Operations without maps: a word on the kind, and what to do.
 _APART = "shape the parts before and after it on their own"
 UNKNOWN = ("", f"Leave it out of the traced function, or {_APART}.")
 _LOOP = (" along the input", f"Leave the recurrent part out of the traced function, or {_APART}.")
@@ -37,16 +37,16 @@ PROBABILITIES = (
 UNCOVERED = {
     "scan": _LOOP,
     "while": (
-        " whose number of turns is not known",
+        " with an unknown number of iterations",
         "Write layers as a Python loop, or with jax.lax.scan over their stacked parameters.",
     ),
     "cond": (
-        " by a condition that depends on the input or is not known",
-        "Give the arrays that decide it, and not their shapes only, or leave it out.",
+        " by a condition that is unknown or depends on the input",
+        "Pass the arrays that decide it, and not only their shapes, or leave it out.",
     ),
     "stack": (" of arrays along a new axis", "Concatenate them along channels, or add them up."),
     "scan_results": (
-        " of all its turns",
+        " of all iterations",
         "Return what the scan carries, or write its layers as a Python loop.",
     ),
     "gather": (
@@ -61,14 +61,14 @@ def weight_of(op: Operation) -> Tensor:
     return next(tensor for tensor in op.inputs if not tensor.signal)
 
 
-def unmoved(tensor: Tensor) -> Tensor:
+def without_moves(tensor: Tensor) -> Tensor:
     """The constant that `tensor` is, before it was reshaped, transposed or converted."""
     while (op := tensor.operation) is not None and op.name in LAYOUTS | {"broadcast_in_dim"}:
         tensor = op.inputs[0]
     return tensor
 
 
-def summed_count(op: Operation) -> float:
+def count_summed(op: Operation) -> float:
     """How many numbers a sum or a window adds up."""
     if op.name == "reduce_window_sum":
         return float(math.prod(op.parameters["window_dimensions"]))
@@ -79,20 +79,8 @@ Values = npt.NDArray[np.float64]
 _Function = Callable[..., npt.ArrayLike]
 
 
-def _integer_pow(x: Values, *, y: int, **_: object) -> Values:
-    return np.power(x, float(y))
-
-
-def _select(which: Values, *cases: Values, **_: object) -> Values:
-    return np.choose(which.astype(int), cases)
-
-
-def _clamp(low: Values, x: Values, high: Values, **_: object) -> Values:
-    return np.minimum(np.maximum(x, low), high)
-
-
 def _convert(x: Values, *, new_dtype: npt.DTypeLike, **_: object) -> Values:
-    """`x` rounded to whole numbers, or to truth values, where the type asks for it."""
+    """`x` rounded to integers, or to truth values, if that is the type."""
     kind = np.dtype(new_dtype).kind
     if kind == "b":
         return (x != 0.0).astype(np.float64)
@@ -108,12 +96,8 @@ def _plain(function: _Function) -> _Function:
     return lambda *arguments, **_: function(*arguments)
 
 
-# What gives back a tensor's own numbers, at their places: some of the names are of other versions.
-UNCHANGED = {
-    "copy", "copy_p", "reduce_precision", "sharding_constraint", "optimization_barrier", "pvary",
-    "stop_gradient", "mesh_cast", "reshard", "real", "name", "convert_element_type",
-    "layout_constraint", "pcast", "checkpoint_name",
-}  # fmt: skip
+# They return their input, perhaps in another type.
+UNCHANGED = {"convert_element_type", "reduce_precision", "real"}
 _ARITHMETIC: dict[str, _Function] = {
     "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
 }  # fmt: skip
@@ -135,9 +119,9 @@ _FUNCTIONS: dict[str, _Function] = {
     **{name: _plain(function) for name, function in _NUMPY.items()},
     **dict.fromkeys(UNCHANGED, _plain(np.positive)),
     "convert_element_type": _convert,
-    "integer_pow": _integer_pow,
-    "select_n": _select,
-    "clamp": _clamp,
+    "integer_pow": lambda x, *, y, **_: np.power(x, float(y)),
+    "select_n": lambda which, *cases, **_: np.choose(which.astype(int), cases),
+    "clamp": lambda low, x, high, **_: np.minimum(np.maximum(x, low), high),
     "round": _round,
 }
 ARITHMETIC = frozenset(_ARITHMETIC)
@@ -145,12 +129,12 @@ POINTWISE = frozenset(_FUNCTIONS)
 
 
 def evaluate(name: str, parameters: Mapping[str, Any], arguments: Sequence[Values]) -> Values:
-    """What the primitive `name` makes of its arguments, in float64.
+    """The primitive `name` on its arguments, in float64.
 
     >>> evaluate("integer_pow", {"y": 3}, [np.array([2.0])]).tolist()
     [8.0]
     """
-    with np.errstate(all="ignore"):  # what is not taken by a `select_n` may be anything
+    with np.errstate(all="ignore"):  # what a `select_n` does not take may be anything
         result = _FUNCTIONS[name](*np.broadcast_arrays(*arguments), **parameters)
     return np.asarray(result, dtype=np.float64)
 
@@ -158,15 +142,17 @@ def evaluate(name: str, parameters: Mapping[str, Any], arguments: Sequence[Value
 def axis_map(op: Operation, source: Tensor, result: Tensor) -> AxisMap:
     """What `op`, which moves numbers or sums over places, does to the axes of `source`."""
     before, after = source.shape, result.shape
-    to = (tuple(_moved(op, before, after, axis)) for axis in range(len(before)))
-    pooled = _pooled(op) if op.name in SUMS | APPROXIMATE_MOVES else ()
+    to = (tuple(_new_axes(op, before, after, axis)) for axis in range(len(before)))
+    pooled = _pooled_axes(op) if op.name in SUMS | APPROXIMATE_MOVES else ()
     config = op.parameters["padding_config"] if op.name == "pad" else ()
     # A negative number takes some away.
     padded = (axis for axis, numbers in enumerate(config) if max(numbers) > 0)
     return AxisMap(tuple(to), frozenset(pooled), frozenset(padded))
 
 
-def _moved(op: Operation, before: Sequence[int], after: Sequence[int], axis: int) -> Sequence[int]:
+def _new_axes(
+    op: Operation, before: Sequence[int], after: Sequence[int], axis: int
+) -> Sequence[int]:
     match op.name:
         case "transpose":
             return (list(op.parameters["permutation"]).index(axis),)
@@ -183,7 +169,7 @@ def _moved(op: Operation, before: Sequence[int], after: Sequence[int], axis: int
     return () if axis in dropped else (axis - sum(d < axis for d in dropped),)
 
 
-def _pooled(op: Operation) -> Iterator[int]:
+def _pooled_axes(op: Operation) -> Iterator[int]:
     windows = op.parameters.get("window_dimensions", ())
     axes = op.parameters.get("axes") or [a for a, size in enumerate(windows) if size > 1]
     return (axis for axis in axes if op.inputs[0].shape[axis] > 1)
@@ -212,7 +198,7 @@ def layer(op: Operation) -> Layer[Tensor] | None:
     to |= {a: (first + i,) for i, a in enumerate(free[own])}
     return Layer(
         (source,),
-        unmoved(weight),
+        without_moves(weight),
         summed=contracted[own],
         # Groups are channels, too, and so is all that only the weights have.
         made=[*range(groups), *range(other, other + len(free[1 - own]))],
@@ -228,7 +214,7 @@ def _convolution(op: Operation, source: Tensor, weight: Tensor) -> Layer[Tensor]
     to = {a: (b,) for a, b in zip(numbers.lhs_spec, numbers.out_spec, strict=True)} | {channel: ()}
     return Layer(
         (source,),
-        unmoved(weight),
+        without_moves(weight),
         summed=(channel,),
         made=(numbers.out_spec[1],),
         channels=channels if groups > 1 else None,

@@ -50,7 +50,7 @@ _LIBRARY_CALLS: tuple[tuple[CallKind, str, str], ...] = (
     ("normalised input", r"skipless/jax/normalize\.py", r"normalize_per_(location|sample)"),
     ("probabilities", r"jax/_src/nn/functions\.py", r"(log_)?softmax|_softmax\w*"),
 )
-# What JAX itself compiles is recorded once, with the frames of whoever used it first.
+# What JAX itself compiles is recorded once, with the frames of its first use.
 _JAX_FUNCTIONS = re.compile(r"/jax/_src/(nn|numpy|scipy|random|image|lax/(?!control_flow))")
 
 
@@ -58,17 +58,17 @@ _JAX_FUNCTIONS = re.compile(r"/jax/_src/(nn|numpy|scipy|random|image|lax/(?!cont
 class Location:
     """Where an operation was recorded: its frames, the named scopes around it, the call it is in.
 
-    Each time that a compiled function or the body of a loop is written out, it is another `call`.
+    Each time a compiled function or the body of a loop is written out, it is another `call`.
     """
 
     traceback: object = None
     scope: str = ""
     call: int = 0
     outer: Location | None = None
-    kind: CallKind | None = None  # of the call, if it is known without the frames
+    kind: CallKind | None = None  # of the call, if known without the frames
 
     def __str__(self) -> str:
-        """The path of modules, if their library tells it, with the user's line."""
+        """The path of modules, if their library records it, with the user's line."""
         line = self.line
         if self.scope:
             return f"{self.scope} ({line})" if line else self.scope
@@ -76,25 +76,25 @@ class Location:
 
     @property
     def line(self) -> str:
-        """The user's file and line, or that which called what this is a part of."""
+        """The user's file and line, here or where the function was called that this is part of."""
         for code, instruction in frames(self.traceback):
-            if not _belongs_to_library(code.co_filename):
+            if not _is_library_file(code.co_filename):
                 return f"{Path(code.co_filename).name}:{_line_number(code, instruction)}"
         return self.outer.line if self.outer is not None else ""
 
     @property
     def library_call(self) -> tuple[CallKind, object] | None:
-        """Of which kind of call this is a part, and what tells that call apart from others."""
+        """The kind of library call that this is part of, and an identity of that call."""
         found = None if self.kind is None else (self.kind, (self.kind, self.call))
         own = frames(self.traceback)
         for depth, (code, _) in enumerate(own):
-            if (kind := _kind(code)) is not None:  # the outermost one has all of it
+            if (kind := _kind(code)) is not None:  # the outermost one includes the others
                 found = (kind, (kind, self.call, tuple(own[depth + 1 :])))
         above = self.outer.library_call if self.outer is not None else None
         return above or found
 
     def inside(self, called: str, call: int) -> tuple[Location, bool]:
-        """Where the operations of a function are that is `called` here, and whether just here."""
+        """The location of a function that is `called` here, and whether it is this very one."""
         name, _, place = called.replace("\\", "/").partition(" at ")
         file = place.rpartition(":")[0]
         if not _JAX_FUNCTIONS.search(file):
@@ -104,12 +104,12 @@ class Location:
 
     def at(self, traceback: object, scope: str) -> Location:
         """An operation in the function that this is the inside of."""
-        path = "/".join(part for part in (self.scope, _plain(scope)) if part)
+        path = "/".join(part for part in (self.scope, _plain_scope(scope)) if part)
         return Location(traceback, path, self.call, self.outer)
 
 
 def frames(traceback: object) -> Frames:
-    """The Python frames of JAX's record of them, innermost first."""
+    """The Python frames of a JAX traceback, innermost first."""
     if traceback is None:
         return ()
     if (raw := getattr(traceback, "raw_frames", None)) is not None:
@@ -123,8 +123,8 @@ def _walk(traceback: object) -> Iterator[tuple[CodeType, int]]:
         traceback = traceback.tb_next  # pyright: ignore
 
 
-def _plain(scope: str) -> str:
-    """The names of scopes, without those that transformations wrap around them."""
+def _plain_scope(scope: str) -> str:
+    """The names of scopes, without the transformations around them: vmap(a/b) is a/b."""
     while (inner := re.sub(r"\b\w+\(([^()]*)\)", r"\1", scope)) != scope:
         scope = inner
     return "/".join(part for part in scope.split("/") if part)
@@ -151,7 +151,7 @@ def _kind_of(file: str, function: str) -> CallKind | None:
 
 
 @cache
-def _belongs_to_library(file: str) -> bool:
+def _is_library_file(file: str) -> bool:
     installed = "site-packages" in file or "dist-packages" in file
     standard = file.startswith((sysconfig.get_path("stdlib"), "<frozen"))
     return (standard and not installed) or file.startswith(_library_folders())
@@ -163,7 +163,12 @@ def _library_folders() -> tuple[str, ...]:
     return tuple(f"{Path(file).parent}/" for file in files if file)
 
 
-# Primitives that call one jaxpr, and how their parameter is called.
+# They return their inputs; some of the names are those of other versions of JAX.
+_IDENTITIES = {
+    "copy", "copy_p", "sharding_constraint", "optimization_barrier", "pvary", "stop_gradient",
+    "mesh_cast", "reshard", "name", "layout_constraint", "pcast", "checkpoint_name",
+}  # fmt: skip
+# Primitives that call one jaxpr, and the names of the parameter that holds it.
 _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _CALLS = {
     "jit", "pjit", "closed_call", "core_call", "call", "remat", "remat2", "checkpoint",
@@ -183,7 +188,7 @@ class Tensor:
     parametric: bool = False  # whether it depends on an array that the function was given
     random: bool = False  # whether it depends on a random key
     value: object = field(default=None, repr=False)  # of an argument or a literal, if known
-    name: str = ""
+    name: str = ""  # "[0]['w']" of an argument, ".w" of an attribute of the function
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +227,7 @@ def record(
 ) -> Record:
     """The record of a `closed` jaxpr of `arguments`, one of which is the network's input.
 
-    `known` evaluates a tensor that does not depend on it, as the index of a branch must not.
+    `known` evaluates a tensor that does not depend on the input, such as the index of a branch.
     """
     recorder = _Recorder(known)
     tensors = [
@@ -232,7 +237,7 @@ def record(
         )
     ]
     outputs = recorder.inline(closed, tensors, Location())
-    needed = _leading_to(outputs)
+    needed = _ancestors(outputs)
     operations = [op for op in recorder.operations if op in needed]
     users: dict[Tensor, list[Operation]] = {}
     for op in operations:
@@ -252,7 +257,7 @@ def _is_key(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def _leading_to(outputs: Sequence[Tensor]) -> set[Operation]:
+def _ancestors(outputs: Sequence[Tensor]) -> set[Operation]:
     needed: set[Operation] = set()
     waiting = [tensor.operation for tensor in outputs]
     while waiting:
@@ -273,9 +278,9 @@ class _Recorder:
     def inline(
         self, closed: Any, inputs: Sequence[Tensor], inside: Location, *, here: bool = False
     ) -> list[Tensor]:
-        """The outputs of a jaxpr on `inputs`, with its operations appended to the record.
+        """Append the operations of a jaxpr on `inputs` to the record; returns its outputs.
 
-        With `here`, they all belong to the place of the call.
+        With `here`, all of them get the location of the call.
         """
         jaxpr = getattr(closed, "jaxpr", closed)
         values = getattr(closed, "consts", ())
@@ -296,11 +301,13 @@ class _Recorder:
         self, equation: Any, inputs: Sequence[Tensor], location: Location
     ) -> Sequence[Tensor]:
         name, parameters = equation.primitive.name, equation.params
+        if name in _IDENTITIES:
+            return inputs
         if any(tensor.signal for tensor in inputs):
             if name in _CALLS:
                 called = next(parameters[key] for key in _CALLED if key in parameters)
                 return self._call(called, inputs, location)
-            if name == "scan" and not any(t.signal for t in _scanned(parameters, inputs)):
+            if name == "scan" and not any(t.signal for t in _scanned_inputs(parameters, inputs)):
                 return self._scan(parameters, inputs, location)
             if name == "cond" and (index := self._branch(inputs[0])) is not None:
                 branches = parameters["branches"]
@@ -324,14 +331,14 @@ class _Recorder:
     def _scan(
         self, parameters: Mapping[str, Any], inputs: Sequence[Tensor], location: Location
     ) -> list[Tensor]:
-        """A loop over layers, whose parameters lie stacked in arrays, turn by turn."""
+        """A loop over layers, whose parameters are stacked in arrays, written out."""
         constants = list(inputs[: parameters["num_consts"]])
-        stacked = _scanned(parameters, inputs)
+        stacked = _scanned_inputs(parameters, inputs)
         carried = list(inputs[len(constants) : len(inputs) - len(stacked)])
-        turns = range(parameters["length"])
+        steps = range(parameters["length"])
         collected: list[list[Tensor]] = []
-        for turn in reversed(turns) if parameters["reverse"] else turns:
-            slices = [self._slice(tensor, turn, location) for tensor in stacked]
+        for step in reversed(steps) if parameters["reverse"] else steps:
+            slices = [self._slice(tensor, step, location) for tensor in stacked]
             results = self._call(parameters["jaxpr"], [*constants, *carried, *slices], location)
             carried = results[: len(carried)]
             collected.append(results[len(carried) :])
@@ -339,10 +346,10 @@ class _Recorder:
             collected.reverse()
         return carried + [self._stack(parts, location) for parts in zip(*collected, strict=True)]
 
-    def _slice(self, stacked: Tensor, turn: int, location: Location) -> Tensor:
+    def _slice(self, stacked: Tensor, step: int, location: Location) -> Tensor:
         aval = jax.ShapeDtypeStruct(stacked.shape[1:], stacked.dtype)
-        run = lambda array: [array[turn]]
-        return self._append("scan_slice", [stacked], {"turn": turn}, run, location, [aval])[0]
+        run = lambda array: [array[step]]
+        return self._append("scan_slice", [stacked], {"step": step}, run, location, [aval])[0]
 
     def _stack(self, parts: Sequence[Tensor], location: Location) -> Tensor:
         aval = jax.ShapeDtypeStruct((len(parts), *parts[0].shape), parts[0].dtype)
@@ -378,12 +385,12 @@ class _Recorder:
         return self._constants[id(array)]
 
     def _literal(self, atom: Any) -> Tensor:
-        if np.shape(atom.val):  # small arrays that the function holds may be written as literals
+        if np.shape(atom.val):  # small arrays that the function holds may be literals
             return self._constant(atom.val)
         return Tensor((), atom.aval.dtype, value=atom.val)
 
 
-def _scanned(parameters: Mapping[str, Any], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+def _scanned_inputs(parameters: Mapping[str, Any], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     return inputs[parameters["num_consts"] + parameters["num_carry"] :]
 
 
@@ -396,7 +403,7 @@ def _bind(primitive: Any, parameters: Mapping[str, Any], *arrays: object) -> Seq
 
 @dataclass(eq=False)
 class Region:
-    """The operations of one call, the tensors that it reads, and what is read of it outside."""
+    """The operations of one library call, the tensors it reads, and those of it read outside."""
 
     kind: CallKind
     sources: list[Tensor] = field(default_factory=list[Tensor])
@@ -405,9 +412,9 @@ class Region:
 
     @property
     def result(self) -> Tensor | None:
-        """What the call is about: all else, such as a running mean, are its statistics.
+        """The tensor that the call computes; all others, such as a running mean, are statistics.
 
-        It has the shape of what the call reads, but a normalised input may have a channel more.
+        It has the shape of what the call reads, but a normalised input may have one channel more.
         """
         rank = len(self.sources[0].shape)
         shapes = [tensor for tensor in self.exits if tensor.shape == self.sources[0].shape]
@@ -418,8 +425,8 @@ class Region:
 def find_regions(record: Record) -> Mapping[Operation, Region]:
     """The region of every operation that belongs to one.
 
-    Operations are of the same call if they were recorded under the same frames and are joined by
-    each other's results: a loop may call several layers from one line, even on the same tensor.
+    Operations belong to one call if they were recorded under the same frames and read each other's
+    results: a loop may call several layers from one line, even on the same tensor.
     """
     found: dict[Operation, Region] = {}
     calls: dict[Operation, object] = {}

@@ -51,9 +51,9 @@ from .operations import (
     UNCOVERED,
     UNKNOWN,
     axis_map,
+    count_summed,
     evaluate,
     layer,
-    summed_count,
 )
 from .record import Operation, Record, Region, Tensor, find_regions, record
 
@@ -103,8 +103,8 @@ def trace(fn: Callable[..., object], *args: object, argnum: int = -1) -> Graph:
     | Equinox    | `trace(jax.vmap(model), x)`                              |
     | plain JAX  | `trace(fn, params, x)`                                   |
 
-    Normalisation layers are passed over: the theory has no use for them. What it does not cover,
-    such as attention or products of branches, raises `UnsupportedModelError`.
+    Normalisation layers are skipped. What has no Q and C maps, such as attention or products of
+    branches, raises `UnsupportedModelError`.
 
     >>> import jax.numpy as jnp
     >>> mlp = lambda params, x: jax.nn.relu(jax.nn.relu(x @ params[0]) @ params[1])
@@ -112,8 +112,8 @@ def trace(fn: Callable[..., object], *args: object, argnum: int = -1) -> Graph:
     True
     """
     with suppress(_RecordingError):
-        # In float64 a factor such as 0.6 is recorded as it was written, but not all functions take
-        # it: layers may hold weights in float32 and ask for inputs of the same type.
+        # In float64 a factor such as 0.6 is recorded exactly, but not all functions allow it:
+        # layers may hold weights in float32 and need inputs of the same type.
         return read(fn, *args, argnum=argnum, wide=True).graph
     return read(fn, *args, argnum=argnum).graph
 
@@ -139,12 +139,12 @@ def read(fn: Callable[..., object], *args: object, argnum: int = -1, wide: bool 
 
     With `wide`, all arguments of floating-point numbers are taken as float64.
     """
-    call = Call.of(fn, args, argnum)
+    call, arrays, index = _as_function_of_arrays(fn, args, argnum)
     constants = Constants(wide=wide)
     with x64() if wide else nullcontext():
-        closed = _make_jaxpr(call, wide)
-        arguments = [(n, _as_recorded(a, wide)) for n, a in call.arrays]
-    recorded = record(closed, arguments, call.input, constants.array)
+        closed = _make_jaxpr(call, [_shape_of(array, wide) for _, array in arrays], index)
+        arguments = [(name, _value_of(array, wide)) for name, array in arrays]
+    recorded = record(closed, arguments, index, constants.array)
     description = Description(recorded, constants)
     found = core.read(description)
     return Reading(**vars(found), record=recorded, biases=description.biases, constants=constants)
@@ -251,7 +251,7 @@ class Description(Recorded[Tensor]):
             about = (" of a kind of its own", UNKNOWN[1])
             return layer(op) or Unsupported(_uncovered(op, op.name, about))
         if op.name in SUMS:
-            count = summed_count(op)
+            count = count_summed(op)
             self._counts[tensor] = count * self._counts.get(source, 1.0)
             return Move((source,), op.name, axis_map(op, source, tensor), factor=count)
         if (op.name in MOVES and op.inputs[0].signal) or op.name in APPROXIMATE_MOVES:
@@ -267,9 +267,6 @@ class Description(Recorded[Tensor]):
             return Concatenation(tuple(t if t.signal else None for t in op.inputs), widths, axis)
         if op.name not in POINTWISE:
             return Unsupported(_uncovered(op, op.name, UNCOVERED.get(op.name, UNKNOWN)))
-        if len(op.outputs) > 1:  # each is one of the inputs
-            source = op.inputs[op.outputs.index(tensor)]
-            return Move((source,), op.name, _same_axes(source))
         return self._pointwise(op)
 
     def _pointwise(self, op: Operation) -> Described[Tensor]:
@@ -284,7 +281,7 @@ class Description(Recorded[Tensor]):
             )
         if self._divides_by_counts(op):
             return Move((source,), op.name, _same_axes(source), factor=1.0 / self._counts[source])
-        if (chosen := self._chosen(op)) is not None:
+        if (chosen := self._constant_choice(op)) is not None:
             return Move((chosen,), op.name, _same_axes(chosen))
         weights = (1.0, -1.0 if op.name == "sub" else 1.0) if op.name in ADDITIONS else None
         affine = op.name in ARITHMETIC | UNCHANGED and not others
@@ -314,7 +311,7 @@ class Description(Recorded[Tensor]):
             return False
         return op.inputs[0] in self._counts and self._constants.number(op.inputs[1]) is None
 
-    def _chosen(self, op: Operation) -> Tensor | None:
+    def _constant_choice(self, op: Operation) -> Tensor | None:
         """Which of two tensors a constant chooses everywhere, if it does."""
         if op.name != "select_n" or op.inputs[0].signal:
             return None
@@ -343,44 +340,34 @@ def _closeness(record: Record) -> float:
     return _CLOSE.get(bits, _CLOSE[16])
 
 
-@dataclass(frozen=True)
-class Call:
-    """A function and its arguments, apart from the arrays in them, with their names."""
-
-    fn: Callable[[Sequence[object]], list[object]]  # arrays to the arrays in the result
-    arrays: list[tuple[str, object]]
-    input: int  # the place of the network's input among them
-
-    @classmethod
-    def of(cls, fn: Callable[..., object], arguments: Sequence[object], argnum: int) -> Call:
-        """The call of `fn`, which may hold parameters itself."""
-        if not callable(fn):
-            raise TypeError(
-                f"Expected a function and its arguments, got {type(fn).__name__}. Of a Flax Linen "
-                "or Haiku model, pass model.apply."
-            )
-        function, held = _functional(fn)
-        index = input_index(arguments, argnum)
-        leaves, tree = jax.tree_util.tree_flatten_with_path((held, tuple(arguments)))
-        names = [jax.tree_util.keystr(path) for path, _ in leaves]
-        values = [leaf for _, leaf in leaves]
-        where = [i for i, value in enumerate(values) if is_array(value)]
-        input_name = jax.tree_util.keystr(
-            (jax.tree_util.SequenceKey(1), jax.tree_util.SequenceKey(index))
+def _as_function_of_arrays(
+    fn: Callable[..., object], args: Sequence[object], argnum: int
+) -> tuple[Callable[[Sequence[object]], list[object]], list[tuple[str, Any]], int]:
+    """A function of all arrays in `fn` and `args`, these with names, and which is the input."""
+    if not callable(fn):
+        raise TypeError(
+            f"Expected a function and its arguments, got {type(fn).__name__}. Of a Flax Linen or "
+            "Haiku model, pass model.apply."
         )
+    function, held = _split_module(fn)
+    leaves, tree = jax.tree_util.tree_flatten_with_path((held, tuple(args)))
+    where = [i for i, (_, leaf) in enumerate(leaves) if is_array(leaf)]
+    names = [jax.tree_util.keystr(leaves[i][0]) for i in where]
+    input_name = f"[1][{input_index(args, argnum)}]"
 
-        def call(arrays: Sequence[object]) -> list[object]:
-            all_leaves = list(values)
-            for i, array in zip(where, arrays, strict=True):
-                all_leaves[i] = array
-            mine, theirs = jax.tree_util.tree_unflatten(tree, all_leaves)
-            return [leaf for leaf in jax.tree.leaves(function(mine, *theirs)) if is_array(leaf)]
+    def call(arrays: Sequence[object]) -> list[object]:
+        filled = [leaf for _, leaf in leaves]
+        for i, array in zip(where, arrays, strict=True):
+            filled[i] = array
+        mine, theirs = jax.tree_util.tree_unflatten(tree, filled)
+        return [leaf for leaf in jax.tree.leaves(function(mine, *theirs)) if is_array(leaf)]
 
-        arrays = [(_readable(names[i]), values[i]) for i in where]
-        return cls(call, arrays, [names[i] for i in where].index(input_name))
+    readable = [name.removeprefix("[0]").removeprefix("[1]") for name in names]
+    arrays = [(name, leaves[i][1]) for name, i in zip(readable, where, strict=True)]
+    return call, arrays, names.index(input_name)
 
 
-def _functional(fn: Callable[..., object]) -> tuple[Callable[..., object], object]:
+def _split_module(fn: Callable[..., object]) -> tuple[Callable[..., object], object]:
     """`fn` as a function of the arrays that it holds, if it is a module, and these."""
     nnx: Any = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(fn, nnx.Module):
@@ -391,11 +378,7 @@ def _functional(fn: Callable[..., object]) -> tuple[Callable[..., object], objec
     return lambda _, *arguments: fn(*arguments), None
 
 
-def _readable(name: str) -> str:
-    return name.removeprefix("[0]").removeprefix("[1]")
-
-
-def _as_recorded(array: object, wide: bool) -> object | None:
+def _value_of(array: object, wide: bool) -> object | None:
     """The value of an argument in the type that it is recorded in, or None if it has none."""
     if isinstance(array, jax.ShapeDtypeStruct):
         return None
@@ -405,22 +388,22 @@ def _as_recorded(array: object, wide: bool) -> object | None:
     return array
 
 
-def _abstract(array: Any, wide: bool) -> jax.ShapeDtypeStruct:
+def _shape_of(array: Any, wide: bool) -> jax.ShapeDtypeStruct:
     floating = jnp.issubdtype(array.dtype, np.floating)
     dtype = np.dtype(np.float64) if wide and floating else array.dtype
     return jax.ShapeDtypeStruct(array.shape, dtype)
 
 
-def _make_jaxpr(call: Call, wide: bool) -> Any:
-    """The function's jaxpr."""
-    shapes = [_abstract(array, wide) for _, array in call.arrays]
+def _make_jaxpr(
+    call: Callable[..., object], shapes: Sequence[jax.ShapeDtypeStruct], of_input: int
+) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return jax.make_jaxpr(call.fn)(shapes)
+            return jax.make_jaxpr(call)(shapes)
         except Exception as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise _RecordingError(
-                f"JAX cannot record the function on an input of shape {shapes[call.input].shape}: "
+                f"JAX cannot record the function on an input of shape {shapes[of_input].shape}: "
                 f"{reason} Check that it runs under jax.jit with these arguments."
             ) from error
