@@ -10,7 +10,7 @@ or, in an environment of its own, because kfac-jax 0.0.8 needs a JAX older than 
     .venv-jax-example/bin/python examples/jax_kfac/train.py
 
 The network is a plain function. `skipless.jax.trace` reads it, `solve` finds the rectifier that
-shapes it, and the same function then runs with that one in ReLU's place.
+shapes it, and the same function then runs with that one instead of ReLU.
 """
 
 # pyright: reportMissingImports=false
@@ -48,8 +48,8 @@ def network(params: Params, images: Array, phi: Phi) -> Array:
     return x @ last["w"] + last["b"]
 
 
-def initial(key: Array, pixels: int, depth: int, width: int) -> Params:
-    """Scaled-uniform orthogonal weights, as the theory asks for, and biases of zero."""
+def initial_params(key: Array, pixels: int, depth: int, width: int) -> Params:
+    """Scaled-uniform orthogonal weights, as the theory assumes, and biases of zero."""
     draw = sk.jax.scaled_uniform_orthogonal()
     sizes = [pixels, *[width] * depth, CLASSES]
     return [
@@ -60,8 +60,8 @@ def initial(key: Array, pixels: int, depth: int, width: int) -> Params:
     ]
 
 
-def shaped(params: Params, images: Array) -> tuple[Phi, sk.Solution]:
-    """TReLU for the network that is written above, and what was solved for it."""
+def shape(params: Params, images: Array) -> tuple[Phi, sk.Solution]:
+    """TReLU for the network above, and its solution."""
     graph = sk.jax.trace(partial(network, phi=jax.nn.relu), params, images[:2])
     solution = sk.solve(graph, sk.TAT(eta=0.9), clamp=True)
     return sk.jax.shaped(solution), solution
@@ -75,7 +75,7 @@ def digits() -> Batch:
 
 
 def batches(seed: int) -> Iterator[Batch]:
-    """Batches without end, in an order that depends on the seed alone."""
+    """Endless batches, in an order that depends only on the seed."""
     images, labels = digits()
     random = np.random.default_rng(seed)
     while True:
@@ -86,14 +86,14 @@ def batches(seed: int) -> Iterator[Batch]:
 
 
 def loss(params: Params, batch: Batch, phi: Phi) -> Array:
-    """Mean cross-entropy; it tells kfac-jax, too, which distribution the logits are of."""
+    """Mean cross-entropy; registers with kfac-jax which distribution the logits have."""
     images, labels = batch
     logits = network(params, images, phi)
     kfac_jax.register_softmax_cross_entropy_loss(logits, targets=labels)
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def by_kfac(params: Params, phi: Phi, rate: float, seed: int) -> Iterator[float]:
+def train_with_kfac(params: Params, phi: Phi, rate: float, seed: int) -> Iterator[float]:
     """The training loss at each step of K-FAC."""
     optimizer = kfac_jax.Optimizer(
         jax.value_and_grad(partial(loss, phi=phi)),
@@ -107,16 +107,16 @@ def by_kfac(params: Params, phi: Phi, rate: float, seed: int) -> Iterator[float]
         num_burnin_steps=0,
     )
     key = jax.random.PRNGKey(seed)
-    # Its steps reuse the memory of the parameters that they are given, which SGD starts from too.
+    # Its steps reuse the memory of their parameters, and SGD starts from the same ones.
     params = jax.tree_util.tree_map(jnp.array, params)
     state = optimizer.init(params, key, next(batches(seed)))
     for batch in batches(seed):
         key, own = jax.random.split(key)
-        params, state, told = optimizer.step(params, state, own, batch=batch)
-        yield float(told["loss"])
+        params, state, stats = optimizer.step(params, state, own, batch=batch)
+        yield float(stats["loss"])
 
 
-def by_sgd(params: Params, phi: Phi, rate: float, seed: int) -> Iterator[float]:
+def train_with_sgd(params: Params, phi: Phi, rate: float, seed: int) -> Iterator[float]:
     """The training loss at each step of SGD with momentum."""
     optimizer = optax.sgd(rate, momentum=MOMENTUM)
     state = optimizer.init(params)
@@ -132,7 +132,7 @@ def by_sgd(params: Params, phi: Phi, rate: float, seed: int) -> Iterator[float]:
         yield float(value)
 
 
-OPTIMIZERS = {"kfac": by_kfac, "sgd": by_sgd}
+OPTIMIZERS = {"kfac": train_with_kfac, "sgd": train_with_sgd}
 
 
 def options() -> argparse.Namespace:
@@ -145,7 +145,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--depth", type=positive, default=50, help="hidden layers")
     parser.add_argument("--width", type=positive, default=100, help="units of a hidden layer")
     parser.add_argument(
-        "--optimizer", choices=("both", *OPTIMIZERS), default="both", help="whom to train with"
+        "--optimizer",
+        choices=("both", *OPTIMIZERS),
+        default="both",
+        help="optimisers to train with",
     )
     parser.add_argument("--kfac-rate", type=float, default=0.003, help="learning rate of K-FAC")
     parser.add_argument("--sgd-rate", type=float, default=0.0005, help="learning rate of SGD")
@@ -154,17 +157,17 @@ def options() -> argparse.Namespace:
 
 
 def positive(text: str) -> int:
-    """What argparse is told to read a count with, so that a mistake is one line."""
+    """A positive integer, for argparse."""
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+        raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
     return int(text)
 
 
 def main() -> None:
     args = options()
     images, _ = digits()
-    params = initial(jax.random.PRNGKey(args.seed), images.shape[1], args.depth, args.width)
-    phi, solution = shaped(params, images)
+    params = initial_params(jax.random.PRNGKey(args.seed), images.shape[1], args.depth, args.width)
+    phi, solution = shape(params, images)
     print(
         f"{args.depth} hidden layers of {args.width}, no shortcuts, no normalisation; "
         f"TReLU with negative slope {solution.negative_slope:.4f}\n"

@@ -1,6 +1,8 @@
 """Flax NNX: constants travel with the model and are not trained; convert shapes what is held."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -74,7 +76,7 @@ def test_constants_are_state_that_is_split_merged_and_restored() -> None:
     close(slope(jnp.array([-1.0, 1.0])), [-1.4, 2.0])
 
 
-def test_constants_are_not_trained_unless_asked_for() -> None:
+def test_constants_are_not_trained_by_default() -> None:
     model = nnx.Sequential(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), TReLU(0.3))
     gradient = nnx.jit(nnx.grad(lambda model: jnp.sum(model(jnp.ones((2, 3))) ** 2)))(model)
     assert set(nnx.to_pure_dict(gradient)["layers"]) == {0}
@@ -86,7 +88,7 @@ def test_a_number_that_is_no_constant_is_refused() -> None:
         ShapedActivation("tanh", 0.0)
 
 
-def test_activations_are_told_from_other_functions() -> None:
+def test_activations_are_distinguished_from_other_functions() -> None:
     for held in (nnx.relu, nnx.gelu, jnp.tanh, partial(nnx.leaky_relu, negative_slope=0.2)):
         assert is_activation(held)
     others = (nnx.identity, nnx.softmax, lambda x: 2.0 * x + 1.0, jnp.sum, normalize_per_location)
@@ -308,7 +310,7 @@ def test_what_cannot_be_converted_is_refused_with_advice(block, message: str) ->
     ],
     ids=["sum", "sum moved", "sum of sums", "factor"],
 )
-def test_a_sum_at_the_output_is_refused_as_any_other(last, total: int) -> None:
+def test_an_unnormalised_sum_at_the_output_is_refused(last, total: int) -> None:
     message = rf"test_convert.py:\d+ add up to {total}, .*w \* x \+ sqrt\(1 - w\*\*2\)"
     with pytest.raises(UnsupportedModelError, match=message):
         convert(Wide(last), VECTORS, SHALLOW, rngs=nnx.Rngs(0))
@@ -377,7 +379,7 @@ def test_without_normalisation_no_biases_are_added() -> None:
 
 
 @pytest.mark.parametrize(("model", "found"), [(nnx.Linear, "the class Linear"), (jnp.tanh, "tanh")])
-def test_a_model_is_made_before_it_is_converted(model, found) -> None:
+def test_only_an_instance_of_a_model_is_converted(model, found) -> None:
     with pytest.raises(TypeError, match=f"got .*{found}.*Make one first"):
         convert(model, IMAGE, rngs=nnx.Rngs(0))
 
@@ -408,3 +410,13 @@ def test_old_names_work_and_warn() -> None:
         model, report = old.convert(nnx.Sequential(*chain), jnp.ones((1, 4)), SHALLOW)
     assert model.skipless_report is report
     assert callable(skipless.jax.convert)  # and not the module of that name
+
+
+def test_convert_is_the_function_even_where_its_module_is_imported_first() -> None:
+    script = (
+        "import sys, skipless.jax; assert 'flax' not in sys.modules;"
+        "import skipless.jax.convert; print(type(skipless.jax.convert).__name__);"
+        "from skipless.jax import convert; print(type(convert).__name__)"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.stdout.split() == ["function", "function"], found.stderr

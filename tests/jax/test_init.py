@@ -10,6 +10,7 @@ import pytest
 import torch
 from flax import linen, nnx
 
+import skipless.jax
 from skipless.jax import (
     UnsupportedModelError,
     delta,
@@ -308,3 +309,16 @@ def test_weights_that_cannot_be_returned_are_refused() -> None:
         drawn(lambda x: x @ held, jnp.ones((2, 4)))
     with pytest.raises(UnsupportedModelError, match="or computes them, so they cannot"):
         drawn(lambda p, x: x @ p[0] + p[1] @ p[0], [held, jnp.ones((1, 4))], jnp.ones((2, 4)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("activation", "function"),
+        ("delta_orthogonal", "delta"),
+        ("transposed_delta_orthogonal", "transposed_delta"),
+    ],
+)
+def test_old_names_work_and_name_the_new_ones(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"{old} is deprecated, use skipless.jax.{new}"):
+        assert getattr(skipless.jax, old) is getattr(skipless.jax, new)

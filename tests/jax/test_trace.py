@@ -98,13 +98,13 @@ def test_an_activation_is_recognised_however_it_is_written(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FORMS))
-def test_an_activation_of_half_precision_is_one_however_it_is_written(name: str) -> None:
+def test_an_activation_is_recognised_in_half_precision(name: str) -> None:
     for function in FORMS[name]:
         [(_, scale)] = found_in(function, jnp.bfloat16, wide=False)
         assert scale == 1.0
 
 
-def test_near_misses_are_told_apart() -> None:
+def test_near_misses_are_distinguished() -> None:
     slope = lambda s: found_in(lambda x: jax.nn.leaky_relu(x, s), np.float32, wide=True)[0][0]
     assert slope(0.0101) == "leaky_relu(negative_slope=0.0101)"
     assert slope(0.01) in ("leaky_relu", "leaky_relu(negative_slope=0.01)")
@@ -163,7 +163,7 @@ def test_networks_become_the_graphs_and_solutions_that_they_become_in_pytorch() 
         assert solve(graph, method) == solve(torch_trace(expected, image), method)
 
 
-def test_normalisation_in_training_form_is_passed_over_with_its_running_means() -> None:
+def test_normalisation_in_training_mode_is_skipped_with_its_running_means() -> None:
     model = networks.PreActivation(train=True)
     variables = jax.eval_shape(model.init, KEY, IMAGE)
     reading = read(functools.partial(model.apply, mutable=["batch_stats"]), variables, IMAGE)
@@ -224,7 +224,7 @@ def test_dropout_written_by_hand_is_refused_with_its_line(mask) -> None:
             trace(layer, W, KEY, X)
 
 
-def test_barriers_and_names_are_skipped_whatever_else_passes_them() -> None:
+def test_barriers_and_names_are_skipped() -> None:
     def layer(w: jax.Array, x: jax.Array) -> jax.Array:
         x, w = jax.lax.optimization_barrier((x, w))
         return checkpoint_name(jax.nn.relu(x @ w), "hidden")
@@ -410,7 +410,7 @@ def test_a_mean_in_several_sums_is_a_mean(pool) -> None:
     assert trace(lambda x: pool(layer(x)) @ W[1], images) == b.build()
 
 
-def test_what_is_repeated_is_only_moved() -> None:
+def test_repetition_is_a_move() -> None:
     assert trace(lambda w, x: jnp.tile(jnp.tanh(x @ w[0]), (2, 1)), W, X) == Graph.chain(1)
 
 
@@ -437,7 +437,7 @@ def test_a_factor_of_a_shortcut_from_the_input_is_kept_wherever_it_goes() -> Non
     assert sorted(weights) == [(0.6,), (1.0, 0.8)]
 
 
-def test_layers_of_one_line_on_one_tensor_are_told_apart() -> None:
+def test_layers_of_one_line_on_one_tensor_are_distinguished() -> None:
     class Heads(nn.Module):
         together: bool
 
@@ -469,7 +469,7 @@ def test_an_input_that_is_no_array_is_refused(arguments, argnum: int, found: str
         trace(lambda w, x, *_: x @ w, *arguments, argnum=argnum)
 
 
-def test_any_array_that_is_added_to_a_layer_and_not_computed_from_the_input_is_its_bias() -> None:
+def test_an_array_added_to_a_layer_is_its_bias_unless_it_depends_on_the_input() -> None:
     factors = [W[0], jnp.ones((1, 4)), W[1, :4]]
     assert trace(lambda p, x: jnp.tanh(x @ p[0] + p[1] @ p[2]), factors, X[:1]) == Graph.chain(1)
     whole = lambda w, x: jnp.tanh(x @ w[0] + jnp.cumsum(jnp.ones((4, 16)), 0) @ w[1])
@@ -520,7 +520,7 @@ V, SQUARE = jnp.arange(16.0), jnp.ones((16, 16))
         (lambda w, b, x: jnp.tanh(w @ x + b[:, None]), (W[0], V, X.T)),
     ],
 )
-def test_parameters_of_the_first_size_of_the_input_are_no_inputs(fn, arguments) -> None:
+def test_parameters_with_the_batch_size_of_the_input_are_parameters(fn, arguments) -> None:
     assert trace(fn, *arguments) == Graph.chain(1)
 
 
@@ -546,7 +546,7 @@ def test_argnum_names_the_input_and_all_else_is_parameters() -> None:
     assert turned.input.shape == (16, 16)
 
 
-def test_keys_states_and_whole_numbers_beside_the_input_are_passed_over() -> None:
+def test_keys_states_and_integers_beside_the_input_are_skipped() -> None:
     calls = [
         (lambda p, state, key, x: relu_layer(p["w"], x), {"w": W[0]}, {}, KEY, X),
         (lambda p, mask, x: relu_layer(p, x), W[0], jnp.ones((4,), bool), X),
@@ -606,7 +606,7 @@ def by_numpy(phi, layers, x) -> np.ndarray:
     return z
 
 
-def test_what_cannot_be_read_at_all_is_said_so() -> None:
+def test_other_models_are_refused_with_the_reason() -> None:
     with pytest.raises(UnsupportedModelError, match="returns 2 arrays"):
         trace(lambda w, x: (x @ w[0], x @ w[1]), W, X)
     with pytest.raises(UnsupportedModelError, match="JAX cannot record the function"):
