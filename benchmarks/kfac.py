@@ -1,13 +1,13 @@
-"""Seconds a step of K-FAC over those of SGD, what they are spent on, and the memory.
+"""Seconds per step of K-FAC relative to SGD, what they are spent on, and the memory.
 
     python benchmarks/kfac.py
 
-SGD makes a step after each one of K-FAC, so that whatever else the machine does slows both down
-alike. K-FAC's steps are of three kinds: plain ones, those that measure the curvature, and those
-that also invert the factors. Each kind is timed by itself, and a period is put together from their
-medians: one of 200 steps would take many minutes to run. They are broken down into what plain steps
-take beyond SGD's (preconditioning and momentum), factors and inverses, in SGD's steps; below them
-are the calls themselves. The loops have two threads.
+Steps of SGD and K-FAC alternate, so that other load slows both down alike. K-FAC has three kinds of
+steps: plain ones, those that measure the curvature, and those that also invert the factors. Each
+kind is timed by itself, and a period is computed from their medians: running one of 200 steps would
+take many minutes. The table breaks it down, in units of SGD's steps, into what plain steps take
+beyond SGD's (preconditioning and momentum), factors and inverses; below are the calls themselves.
+The loops have two threads.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ def data(kind: str, batch: int) -> tuple[Tensor, Tensor]:
 
 
 class Stopwatch:
-    """Seconds by what they were spent on."""
+    """Records seconds by name."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
 
     @contextmanager
-    def on(self, what: str) -> Iterator[None]:
+    def time(self, what: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
         self.seconds[what].append(time.perf_counter() - start)
 
-    def around(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: object, **kwargs: object) -> Any:
-            with self.on(what):
+            with self.time(what):
                 return function(*args, **kwargs)
 
         return timed
@@ -89,8 +89,8 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor
     optimizer.step()
 
 
-def measured(kind: str, size: int, stride: int) -> Stopwatch:
-    """Seconds of steps of SGD and of the three kinds of K-FAC's."""
+def measure(kind: str, size: int, stride: int) -> Stopwatch:
+    """Times steps of SGD and of K-FAC's three kinds."""
     batch, watch = data(kind, size), Stopwatch()
     plain, curved = network(kind), network(kind)
     sgd = torch.optim.SGD(plain.parameters(), 1e-6, momentum=0.9)
@@ -99,22 +99,22 @@ def measured(kind: str, size: int, stride: int) -> Stopwatch:
         curved, lr=1e-6, burn_in=0, curvature_period=2, inverse_period=4, input_stride=stride
     )
     own = kfac._estimate
-    own.measure = watch.around("factors", own.measure)
-    own.update = watch.around("means", own.update)
-    own.blocks.refresh = watch.around("inverses", own.blocks.refresh)
-    own.directions = watch.around("preconditioning", own.directions)
+    own.measure = watch.wrap("factors", own.measure)
+    own.update = watch.wrap("means", own.update)
+    own.blocks.refresh = watch.wrap("inverses", own.blocks.refresh)
+    own.directions = watch.wrap("preconditioning", own.directions)
     for number in range(-4, 4 * ROUNDS):
         if number == 0:
             watch.seconds.clear()
-        with watch.on(("inverse", "plain", "curvature", "plain")[number % 4]):
+        with watch.time(("inverse", "plain", "curvature", "plain")[number % 4]):
             step(curved, kfac, batch)
-        with watch.on("sgd"):
+        with watch.time("sgd"):
             step(plain, sgd, batch)
     return watch
 
 
 def peak_memory(kind: str, size: int, name: str) -> float:
-    """Megabytes at the peak of a process that makes seven steps, less those before the first."""
+    """Peak megabytes of a process over seven steps, minus those before the first."""
     code = f"import kfac; kfac.report_peak({kind!r}, {size}, {name!r})"
     here = Path(__file__).resolve().parent
     found = subprocess.run(
@@ -129,7 +129,7 @@ def report_peak(kind: str, size: int, name: str) -> None:
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), 1e-6, momentum=0.9)
     if name == "kfac":
         optimizer = KFAC(model, 1e-6)
-    Path("/proc/self/clear_refs").write_text("5")  # Linux forgets the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = memory_of("VmRSS")
     for _ in range(7):
         step(model, optimizer, batch)
@@ -137,15 +137,15 @@ def report_peak(kind: str, size: int, name: str) -> None:
 
 
 def memory_of(what: str) -> float:
-    """Megabytes that Linux says that this process has, or had at its peak."""
+    """Megabytes of this process now (VmRSS) or at its peak (VmHWM), as Linux counts them."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(float(line.split()[1]) / 1024 for line in lines if line.startswith(what))
 
 
-def compared(kind: str, size: int) -> None:
+def compare(kind: str, size: int) -> None:
     rows, inside, sgd = [], [], 0.0
     for stride in STRIDES:
-        watch = measured(kind, size, stride)
+        watch = measure(kind, size, stride)
         sgd, plain = watch.median("sgd"), watch.median("plain")
         curvature = watch.median("curvature") - plain
         inverses = watch.median("inverse") - watch.median("curvature")
@@ -166,7 +166,7 @@ def main() -> None:
     torch.set_flush_denormal(True)
     for kind, sizes in BATCHES.items():
         for size in sizes:
-            compared(kind, size)
+            compare(kind, size)
 
 
 if __name__ == "__main__":

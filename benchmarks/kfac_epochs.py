@@ -1,13 +1,13 @@
-"""How many epochs K-FAC and SGD need to get to a training loss.
+"""How many epochs K-FAC and SGD need to reach a training loss.
 
     python benchmarks/kfac_epochs.py
 
 A vanilla network of 50 layers and width 128, shaped by TAT, on scikit-learn's digits in batches of
-128, trained for a budget of epochs: the learning rate rises over a tenth of it, and falls along a
-cosine to 0. Of each optimiser and budget, the learning rate with the least loss on average over the
-seeds counts; it is said where that is at an end of the grid. The loss is that of the whole training
-set at the end. The smallest budgets that lead below a loss are compared. Losses change with
-rounding only; seconds are those of one thread on whatever machine this is.
+128, trained for a budget of epochs: the learning rate warms up over a tenth of it, and decays along
+a cosine to 0. For each optimiser and budget, the learning rate with the lowest mean loss over the
+seeds counts; a note says if it is at an end of the grid. The loss is that of the whole training set
+at the end. The smallest budgets that reach a loss are compared. Losses depend on nothing but
+rounding; seconds are those of one thread of this machine.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ BATCH = 128
 TARGETS = (0.1, 0.03, 0.01)
 BUDGETS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 25, 30, 40)
 RATES = {"sgd": (0.001, 0.003, 0.006), "kfac": (0.001, 0.003, 0.01)}
-# With 11 steps an epoch, the usual 50 from one inversion to the next would be most of a run.
+# With 11 steps per epoch, the default inverse_period of 50 would be most of a run.
 KFAC_SETTINGS = KFACSettings(inverse_period=5)
 
 
-def trained(name: str, lr: float, seed: int, epochs: int, data: Data) -> tuple[float, float]:
+def train(name: str, lr: float, seed: int, epochs: int, data: Data) -> tuple[float, float]:
     """The training loss at the end of a budget, and the seconds that it took."""
     torch.manual_seed(seed)
     size = (data.shape[1], data.shape[2])
@@ -73,7 +73,7 @@ def best_of_budgets(name: str, data: Data) -> Iterator[tuple[int, float, np.ndar
     """For each budget: epochs, the best learning rate, losses of all seeds, mean seconds."""
     for epochs in BUDGETS:
         runs = {
-            lr: np.array([trained(name, lr, seed, epochs, data) for seed in SEEDS])
+            lr: np.array([train(name, lr, seed, epochs, data) for seed in SEEDS])
             for lr in RATES[name]
         }
         lr = min(runs, key=lambda lr: np.nan_to_num(runs[lr][:, 0].mean(), nan=np.inf))
