@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import keras
@@ -49,7 +50,7 @@ class Tensor:
     dtype: str
     index: int = 0
 
-    @property
+    @cached_property
     def inputs(self) -> list[Tensor]:
         """The tensors that the call reads."""
         flat = keras.tree.flatten((self.call.args, dict(self.call.kwargs)))
