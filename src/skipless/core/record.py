@@ -57,6 +57,11 @@ class AxisMap:
         to = (tuple(_moved(before, after, axis, dropped)) for axis in range(len(before)))
         return AxisMap(tuple(to), frozenset(pooled), frozenset(padded))
 
+    @staticmethod
+    def identity(rank: int) -> AxisMap:
+        """Every axis stays where it is."""
+        return AxisMap(tuple((axis,) for axis in range(rank)))
+
     def carry(self, axes: Iterable[int]) -> frozenset[int]:
         """The axes of the result along which the numbers along `axes` of the source lie."""
         return frozenset(after for axis in axes for after in self.to[axis])
@@ -180,6 +185,14 @@ Operation = (
     | Preparation[T]
     | Unsupported
 )
+
+
+def combines_branches(where: str, name: str) -> str:
+    """The message for a product of branches, or any function of several that is no sum."""
+    return (
+        f"{where} combines two branches by {name}; only weighted sums and concatenations have C "
+        "maps. Replace a gate by a sum, or leave that part out of the traced model."
+    )
 
 
 class Recorded(ABC, Generic[T]):

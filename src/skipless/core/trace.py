@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar, assert_never
 
@@ -38,10 +38,10 @@ from .record import (
     Unsupported,
     UnsupportedModelError,
     WeightedSum,
-    reshaped,
+    combines_branches,
 )
 
-__all__ = ["Axes", "Notes", "Reading", "Step", "UnsupportedModelError", "read", "reshaped"]
+__all__ = ["Axes", "Notes", "Reading", "Step", "UnsupportedModelError", "read"]
 
 T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
 Kind = Literal["input", "affine", "norm", "move", "concat", "sum", "activation", "scale"]
@@ -272,7 +272,8 @@ class _Reader(Generic[T]):
         elif operation.weights is not None:
             self._sum(tensor, operation.sources, operation.weights)
         else:
-            raise combines_branches(self.record.origin(tensor), operation.name)
+            where = self.record.origin(tensor)
+            raise UnsupportedModelError(combines_branches(where, operation.name))
 
     def _compose(self, tensor: T) -> _Value[T]:
         """A pointwise operation as a function of the tensor that its sources are functions of."""
@@ -314,7 +315,12 @@ class _Reader(Generic[T]):
         if tensor in self.steps:
             return self.steps[tensor].node, self.steps[tensor].scale
         found = self._recognise(tensor, value.function)
-        if found is None and (before := self._find_cut(tensor)) is not None:
+        before = None
+        if found is None:
+            before = self._find_cut(tensor)
+        elif found.phi is not None and found.scale != 1.0 and value.node == 0:
+            before = self._standardised_before(tensor)
+        if before is not None:
             self._at(before, tensor)
             self._compose_again(tensor, before)
             return self._scaled(tensor, user)
@@ -422,6 +428,13 @@ class _Reader(Generic[T]):
         affine = value.function is not None and value.function.affine
         return affine and value.node == 0 and tensor not in self.steps
 
+    def _standardised_before(self, tensor: T) -> T | None:
+        """The standardised input that `tensor` is an activation of: φ(x / 255), not φ(x) / 255."""
+        for before in self._bottlenecks(tensor):
+            if self._standardises_input(before) and not self._is_shared(self._values[before].base):
+                return before if self._known(tensor, self._relative(tensor, before)) else None
+        return None
+
     def _standardise(self, tensor: T) -> None:
         """Let the graph begin at `tensor`, or at the last tensor before it that others read."""
         base = self._values[tensor].base
@@ -446,14 +459,6 @@ def _normalises_inside(where: str) -> str:
     )
 
 
-def combines_branches(where: str, name: str) -> UnsupportedModelError:
-    """The refusal of a product of branches, or of any function of several that is no sum."""
-    return UnsupportedModelError(
-        f"{where} combines two branches by {name}; only weighted sums and concatenations have C "
-        "maps. Replace a gate by a sum, or leave that part out of the traced model."
-    )
-
-
 @dataclass(frozen=True)
 class _Roles:
     """The axes of a tensor over which samples run, and channels, and branches side by side."""
@@ -468,11 +473,7 @@ def _find_axes(record: Recorded[T]) -> dict[T, Axes]:
     roles = _follow(record, record.operations, _input_channels(record))
     for tensor, operation in record.operations.items():
         if isinstance(operation, Move):
-            known, axes = roles[operation.sources[0]], operation.axes
-            if axes.pooled & (known.channels | known.branches):
-                raise pools_channels(record.origin(tensor), operation.name)
-            if fills_up(known.channels, axes.padded):
-                raise pads_channels(record.origin(tensor), operation.name)
+            _require_channels_apart(record.origin, tensor, operation, roles[operation.sources[0]])
     return {
         tensor: Axes(
             min(known.samples, default=0),
@@ -480,6 +481,25 @@ def _find_axes(record: Recorded[T]) -> dict[T, Axes]:
         )
         for tensor, known in roles.items()
     }
+
+
+def _require_channels_apart(
+    origin: Callable[[T], str], tensor: T, move: Move[T], roles: _Roles
+) -> None:
+    if move.axes.pooled & (roles.channels | roles.branches):
+        raise UnsupportedModelError(
+            f"{origin(tensor)} computes {move.name} over channels or branches, as maxout does; "
+            "only locations can be pooled. Use a pointwise activation instead, and add branches "
+            "one by one (a + b), not as an array of them."
+        )
+    # Where an image is made of features, channels lie along several axes. One of them is that of
+    # the next layer's channels; the others are locations, which may be padded.
+    if roles.channels and roles.channels <= move.axes.padded:
+        raise UnsupportedModelError(
+            f"{origin(tensor)} fills up channels by {move.name}, as shortcuts without weights do "
+            "where a network widens. The new channels carry no signal, so q falls, and that has no "
+            "Q and C maps. Widen the network by a layer with weights, such as a 1x1 convolution."
+        )
 
 
 def _usual_channels(record: Recorded[T], tensor: T) -> tuple[int, ...]:
@@ -542,30 +562,3 @@ def _side_by_side(
     if isinstance(operation, Concatenation) and len(set(sources)) > 1:
         branches |= {operation.axis}
     return _Roles(shifted[0].samples, channels, branches)
-
-
-def fills_up(channels: Collection[int], padded: Collection[int]) -> bool:
-    """Whether padding adds channels.
-
-    Of several axes that channels were laid along, as where an image is made of features, one is
-    that of the channels of the next layer, and the others are of locations.
-    """
-    return len(channels) > 0 and set(channels) <= set(padded)
-
-
-def pools_channels(where: str, name: str) -> UnsupportedModelError:
-    """The refusal of a mean, a sum or a maximum over channels."""
-    return UnsupportedModelError(
-        f"{where} computes {name} over channels or branches, as maxout does; only locations can be "
-        "pooled. Use a pointwise activation instead, and add branches one by one (a + b), not as "
-        "an array of them."
-    )
-
-
-def pads_channels(where: str, name: str) -> UnsupportedModelError:
-    """The refusal of channels that are filled up by constants."""
-    return UnsupportedModelError(
-        f"{where} fills up channels by {name}, as shortcuts without weights do where a network "
-        "widens. The new channels carry no signal, so q falls, and that has no Q and C maps. Widen "
-        "the network by a layer with weights, such as a 1x1 convolution."
-    )

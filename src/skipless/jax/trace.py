@@ -33,6 +33,7 @@ from skipless.core.record import (
     ShapedCall,
     Unsupported,
     UnsupportedModelError,
+    combines_branches,
 )
 from skipless.core.record import Operation as Described
 
@@ -321,11 +322,11 @@ class Description(Recorded[Tensor]):
 
 
 def _same_axes(tensor: Tensor) -> AxisMap:
-    return AxisMap(tuple((axis,) for axis in range(len(tensor.shape))))
+    return AxisMap.identity(len(tensor.shape))
 
 
 def _combination(op: Operation, name: str) -> Unsupported:
-    return Unsupported(str(core.combines_branches(str(op.location), name)))
+    return Unsupported(combines_branches(str(op.location), name))
 
 
 def _uncovered(op: Operation, name: str, about: tuple[str, str]) -> str:

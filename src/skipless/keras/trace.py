@@ -1,7 +1,7 @@
 """A Keras model as the theory sees it: trace(model) -> Graph.
 
-`record` lists the calls of a Functional or Sequential model. `Record` says what each of them is;
-`core.trace` reads that.
+`record` lists the calls of a Functional or Sequential model, `Description` says what each of them
+is, and `core.trace` reads that.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from .operations import (
 )
 from .record import Call, Tensor, record_calls
 
-__all__ = ["Reading", "Record", "UnsupportedModelError", "read", "trace"]
+__all__ = ["Description", "Reading", "UnsupportedModelError", "read", "trace"]
 
 Step = core.Step[Tensor]
 
@@ -106,16 +106,16 @@ def trace(model: keras.Model, example: object = None) -> Graph:
 class Reading(core.Reading[Tensor]):
     """A model's graph, and how it lies in the record of the model's calls."""
 
-    record: Record
+    record: Description
 
 
 def read(model: keras.Model, example: object = None) -> Reading:
     """The graph of `model` in the record of its calls."""
-    record = Record(*record_calls(model, example))
+    record = Description(*record_calls(model, example))
     return Reading(**vars(core.read(record)), record=record)
 
 
-class Record(Recorded[Tensor]):
+class Description(Recorded[Tensor]):
     """The recorded `tensors` of a model, the first of them its input, each call described."""
 
     def __init__(self, tensors: Sequence[Tensor], output: Tensor) -> None:

@@ -1,7 +1,8 @@
 """A PyTorch model as the theory sees it: trace(model, example) -> Graph.
 
 `torch.export` runs the model on the example and records every tensor operation, with the module and
-the source line that it came from. `Record` says what each operation is; `core.trace` reads that.
+the source line that it came from. `Description` says what each operation is, and `core.trace` reads
+that.
 """
 
 from __future__ import annotations
@@ -99,11 +100,11 @@ def read(model: nn.Module, example: torch.Tensor, *, dynamic: bool = False) -> R
             f"{type(model).__name__} and {type(example).__name__}."
         )
     program = _dynamic_export(model, example) if dynamic else _export(model, example)
-    record = Record(model, program)
-    return Reading(**vars(core.read(record)), program=program, inputs=record.inputs)
+    description = Description(model, program)
+    return Reading(**vars(core.read(description)), program=program, inputs=description.inputs)
 
 
-class Record(Recorded[fx.Node]):
+class Description(Recorded[fx.Node]):
     """An exported program of `model`, each operation described."""
 
     def __init__(self, model: nn.Module, program: ExportedProgram) -> None:
