@@ -6,7 +6,7 @@ import math
 import pytest
 
 from skipless import TAT, Graph, solve
-from skipless.cli import main
+from skipless.cli import main, skipless
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -70,7 +70,7 @@ def test_solve_prints_a_table_for_people(capsys) -> None:
     assert "C'(1)" in out
 
 
-def test_eoc_takes_relu_unless_told_otherwise(capsys) -> None:
+def test_eoc_uses_relu_by_default(capsys) -> None:
     _, out, _ = run(capsys, "solve", "mlp:9", "--method", "eoc", "--json")
     answer = json.loads(out)
     assert answer["activation"] == "relu"
@@ -141,13 +141,16 @@ def test_a_mistake_ends_with_one_line_on_stderr_and_code_two(arguments, message,
     assert message in err
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("solve", "--help"), ("plot", "-h"), ()])
-def test_help_explains_itself(arguments, capsys) -> None:
-    code, out, _ = run(capsys, *arguments)
-    assert code == 0
-    assert "Usage: skipless" in out
-    if len(arguments) == 2:
-        assert "\n  Examples:\n    skipless " in out
+def test_every_command_explains_itself_with_examples(capsys) -> None:
+    for arguments in ((), ("--help",), ("-h",)):
+        code, out, _ = run(capsys, *arguments)
+        assert code == 0
+        assert "Usage: skipless [OPTIONS] COMMAND" in out
+    for command in skipless.commands:
+        code, out, _ = run(capsys, command, "--help")
+        assert code == 0
+        assert f"\n  Examples:\n    skipless {command}" in out, command
+    assert "[default: 0.05]" in run(capsys, "check", "--help")[1]
 
 
 def test_the_version_is_printed(capsys) -> None:
@@ -165,7 +168,7 @@ def test_plot_writes_the_figure_and_prints_where(suffix, tmp_path, capsys) -> No
     assert head.startswith(b"\x89PNG") if suffix == "png" else b"<svg" in head or b"<?xml" in head
 
 
-def test_plot_draws_the_methods_and_the_activation_that_it_is_told(tmp_path, capsys) -> None:
+def test_plot_draws_the_given_methods_and_activation(tmp_path, capsys) -> None:
     target = tmp_path / "maps.svg"
     arguments = ("plot", "mlp:20", "--method", "tat", "--method", "dks", "--activation", "tanh")
     assert run(capsys, *arguments, "-o", str(target))[0] == 0

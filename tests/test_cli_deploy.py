@@ -87,7 +87,7 @@ def test_its_multiply_adds_and_parameters_are_those_by_hand(vanilla: Path) -> No
     assert figures["against"]["multiply_adds"] == products + more
     weights = sum((inputs + 1) * outputs for _, inputs, outputs in layers)  # with biases
     assert figures["folded"]["parameters"] == figures["original"]["parameters"] == weights
-    # Each BatchNorm in the middle of a block leaves a bias, in place of its scale and its shift.
+    # Each BatchNorm in the middle of a block leaves a bias instead of a scale and a shift.
     other = create_model("wide_resnet10", num_classes=10, width=1, input_size=16, norm="batch")
     own = sum(p.numel() for p in other.parameters())
     assert figures["against"]["parameters"] == own - (16 + 32 + 64)
@@ -124,7 +124,7 @@ def test_the_report_has_every_figure_and_both_pages(vanilla: Path) -> None:
     assert not (vanilla / "model.int8.onnx").exists()
 
 
-def test_the_file_of_a_run_is_as_often_right_as_the_run_was(run: Path, of_run: Path) -> None:
+def test_the_file_of_a_run_has_the_accuracy_of_the_run(run: Path, of_run: Path) -> None:
     _, accuracies = Record.read(run).series("validation", "top1")
     found = report(of_run)["accuracy"]
     assert accuracies[-1] > 0.6
@@ -161,6 +161,7 @@ def test_the_int8_file_is_a_quantised_one_whose_accuracy_is_reported(of_run: Pat
         ("checkpoints", False, 33, "model"),
         ("checkpoints", True, 33, "average"),
         ("checkpoints/step-00000011", False, 11, "model"),
+        ("checkpoints/step-00000011/state.pt", False, 11, "model"),
         ("checkpoints/step-00000011/model.safetensors", False, 11, "model"),
         ("checkpoints/step-00000011/average.safetensors", False, 11, "average"),
         ("checkpoints/step-00000011/average.safetensors", True, 11, "average"),
@@ -182,7 +183,7 @@ def test_runs_checkpoints_and_files_of_weights_can_be_named(
     assert found.description.endswith(f"step {step}")
 
 
-def test_a_run_whose_data_are_missing_needs_only_the_shape_of_a_sample(run: Path) -> None:
+def test_a_run_whose_data_is_missing_needs_only_the_shape_of_a_sample(run: Path) -> None:
     from skipless.runs.candidates import Missing, load_candidate
 
     gone = {"data_folder": "nowhere"}  # which digits do not take
@@ -265,7 +266,7 @@ def unlike() -> nn.Module:
     return Unlike()
 
 
-def test_a_file_that_fails_its_verification_does_not_take_the_place_of_a_good_one(
+def test_a_file_that_fails_verification_does_not_replace_a_good_one(
     capsys, monkeypatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "own_networks", sys.modules[__name__])
@@ -284,13 +285,13 @@ def test_the_report_says_how_an_image_becomes_what_the_network_reads(of_run: Pat
 
     split = load_data("digits").train
     assert isinstance(split, ArraySplit)
-    told = report(of_run)["preparation"]
-    assert f"minus the mean {float(split.mean):.6g}, divided by {float(split.std):.6g}" in told
-    assert told.endswith("then each image divided by its root mean square")
+    shown = report(of_run)["preparation"]
+    assert f"minus the mean {float(split.mean):.6g}, divided by {float(split.std):.6g}" in shown
+    assert shown.endswith("then each image divided by its root mean square")
     assert "root mean square" in (of_run / "report.md").read_text(encoding="utf-8")
 
 
-def test_a_factory_is_deployed_without_a_peer_and_json_is_what_is_printed(
+def test_a_factory_is_deployed_without_a_baseline_and_prints_json(
     capsys, monkeypatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "own_networks", sys.modules[__name__])
@@ -306,7 +307,7 @@ def test_a_factory_is_deployed_without_a_peer_and_json_is_what_is_printed(
     assert printed["figures"]["folded"]["peak_memory"] == 2 * 4 * (3 * 64 + 4 * 36)
 
 
-def test_where_a_shape_is_not_known_the_report_names_the_operation_and_goes_on(
+def test_the_report_names_the_operation_whose_shape_is_unknown(
     capsys, monkeypatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "own_networks", sys.modules[__name__])
@@ -411,9 +412,3 @@ def test_without_onnxruntime_the_extra_is_named(capsys, monkeypatch, tmp_path: P
     assert "needs onnxruntime" in err
     assert "pip install 'skipless[deploy]'" in err
     assert not (tmp_path / "new").exists()
-
-
-def test_help_shows_examples(capsys) -> None:
-    code, out, _ = deploy(capsys, "--help")
-    assert code == 0
-    assert "skipless deploy resnet50 --method tat" in out

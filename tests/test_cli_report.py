@@ -37,9 +37,9 @@ def test_runs_at_any_depth_become_one_page(
 ) -> None:
     page = tmp_path / "page.html"
     assert main(["report", str(runs), str(runs / "first"), "-o", str(page)]) == 0
-    told = capsys.readouterr()
-    assert told.out.strip() == str(page)
-    assert told.err == ""
+    shown = capsys.readouterr()
+    assert shown.out.strip() == str(page)
+    assert shown.err == ""
     text = page.read_text(encoding="utf-8")
     found = Reader(text)
     assert fetched(text) == []
@@ -132,13 +132,8 @@ def test_a_mistake_gets_one_line_and_exit_code_2(
     Path("notes.txt").write_text(json.dumps({}))
     before = sorted(runs.parent.rglob("*"))
     assert main(["report", *arguments]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert len(told.err.splitlines()) == 1
-    assert says in told.err
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert len(shown.err.splitlines()) == 1
+    assert says in shown.err
     assert sorted(runs.parent.rglob("*")) == before
-
-
-def test_the_help_shows_how(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--help"]) == 0
-    assert "skipless report runs -o runs.html" in capsys.readouterr().out

@@ -52,9 +52,9 @@ def test_a_wrong_word_is_answered_before_anything_is_run(
     words: list[str], said: str, calls: list[Call], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["reproduce", *words]) == 2
-    told = capsys.readouterr()
-    assert said in told.err
-    assert told.out == ""
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.out == ""
     assert calls == []
 
 
@@ -101,9 +101,9 @@ def test_an_item_ends_with_its_table_verdicts_and_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["reproduce", "figure2", "--scale", "smoke", "-o", str(tmp_path / "new")]) == 0
-    told = capsys.readouterr().out
-    assert "Figure 2: global C maps by depth" in told
-    assert "not run: With depth, the C map of ReLU networks becomes flat at 1." in told
+    shown = capsys.readouterr().out
+    assert "Figure 2: global C maps by depth" in shown
+    assert "not run: With depth, the C map of ReLU networks becomes flat at 1." in shown
     assert {path.name for path in (tmp_path / "new").iterdir()} == {
         "figure2.jsonl", "figure2.html", "figure2-1.svg", "figure2-2.svg",
     }  # fmt: skip

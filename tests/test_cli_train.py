@@ -18,9 +18,9 @@ TINY = ["--model", "mlp:14", "--width", "8", "--steps", "4", "--device", "cpu"]
 def test_a_run_leaves_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     assert main(["train", *TINY, "--seed", "3", "--log-every", "2", "--output", str(folder)]) == 0
-    told = capsys.readouterr()
-    assert told.err == ""
-    assert "Finished after 4 steps" in told.out
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert "Finished after 4 steps" in shown.out
     record = Record.read(folder)
     configuration = record.run["configuration"]
     assert isinstance(configuration, dict)
@@ -33,7 +33,7 @@ def test_a_run_leaves_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (folder / "checkpoints" / "step-00000004" / "model.safetensors").is_file()
 
 
-def test_the_events_for_tensorboard_are_those_of_the_journal(
+def test_tensorboards_events_are_those_of_the_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # TensorBoard reads events by its own means then, and does not import TensorFlow.
@@ -49,7 +49,7 @@ def test_the_events_for_tensorboard_are_those_of_the_journal(
     assert [event.value for event in events] == pytest.approx(losses)
 
 
-def test_a_file_gives_options_and_the_command_line_comes_before_it(tmp_path: Path) -> None:
+def test_the_command_line_wins_over_a_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('model = "mlp:14"\nwidth = 8\nsteps = 90\noptimizer = "adamw"\n')
     folder = tmp_path / "run"
@@ -60,18 +60,18 @@ def test_a_file_gives_options_and_the_command_line_comes_before_it(tmp_path: Pat
     assert (configuration["steps"], configuration["optimizer"]) == (2, "adamw")
 
 
-def test_a_dry_run_tells_what_would_be_done_and_does_not(
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--model", "mlp:20", "--width", "16", "--dry-run"]) == 0
-    told = capsys.readouterr().out
+    shown = capsys.readouterr().out
     # 64 x 16 + 16 into the first layer, 19 x (16 x 16 + 16) further on, 16 x 10 + 10 at the end
-    assert f"{64 * 16 + 16 + 19 * (16 * 16 + 16) + 170:,} parameters" in told
-    assert re.search(r"C_f\(0\) +0\.9000", told)
-    assert re.search(r"lr +0\.0", told)
-    assert "990 steps, 11 per epoch" in told  # 90 epochs of 1,437 // 128
-    assert re.search(r"activations +[\d.]+ MiB", told)
+    assert f"{64 * 16 + 16 + 19 * (16 * 16 + 16) + 170:,} parameters" in shown
+    assert re.search(r"C_f\(0\) +0\.9000", shown)
+    assert re.search(r"lr +0\.0", shown)
+    assert "990 steps, 11 per epoch" in shown  # 90 epochs of 1,437 // 128
+    assert re.search(r"activations +[\d.]+ MiB", shown)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -141,14 +141,14 @@ def test_a_mistake_gets_one_line_and_exit_code_2(
     if options[0] == "train" and "--resume" not in options:
         options = [*options, "--output", str(tmp_path / "run")]
     assert main(options) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert len(told.err.splitlines()) == 1
-    assert says in told.err
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert len(shown.err.splitlines()) == 1
+    assert says in shown.err
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_is_not_overwritten_and_not_continued_as_another(
+def test_a_run_is_neither_overwritten_nor_resumed_with_other_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = str(tmp_path / "run")
@@ -167,9 +167,7 @@ def test_a_run_is_not_overwritten_and_not_continued_as_another(
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
 
 
-def test_there_is_nothing_to_resume_where_no_run_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resuming_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--resume", "--output", str(tmp_path / "typo")]) == 2
     assert "There is no run in" in capsys.readouterr().err
 
@@ -180,16 +178,16 @@ def test_a_run_that_diverges_ends_with_one_line_and_exit_code_1(
     folder = tmp_path / "run"
     options = ["--lr", "1e6", "--schedule", "constant", "--warmup", "0", "--steps", "30"]
     assert main(["train", *TINY, *options, "--output", str(folder)]) == 1
-    told = capsys.readouterr().err
-    assert len(told.splitlines()) == 1
-    assert re.search(r"The loss is (nan|inf) at step \d+ of 30, with learning rate 1e\+06", told)
+    shown = capsys.readouterr().err
+    assert len(shown.splitlines()) == 1
+    assert re.search(r"The loss is (nan|inf) at step \d+ of 30, with learning rate 1e\+06", shown)
 
 
 def test_data_sets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data"]) == 0
-    told = capsys.readouterr().out
+    shown = capsys.readouterr().out
     for name in ("digits", "fashion-mnist", "cifar10", "imagefolder", "synthetic"):
-        assert name in told
+        assert name in shown
 
 
 def test_networks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,7 +196,7 @@ def test_networks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(capsys.readouterr().out.split()) == sorted(wanted)
 
 
-def test_a_lack_of_memory_is_told_in_one_line(
+def test_running_out_of_memory_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -206,19 +204,17 @@ def test_a_lack_of_memory_is_told_in_one_line(
 
     monkeypatch.setattr("skipless.train.engine.Engine._train_step", refuse)
     assert main(["train", *TINY, "--output", str(tmp_path / "run")]) == 2
-    told = capsys.readouterr().err
-    assert "Out of memory (" in told
-    assert len(told.splitlines()) == 1
+    shown = capsys.readouterr().err
+    assert "Out of memory (" in shown
+    assert len(shown.splitlines()) == 1
 
 
-def test_what_is_missing_is_not_called_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_files_do_not_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "cifar10", "--verify", "--folder", str(tmp_path)]) == 2
     assert f"skipless data cifar10 --folder {tmp_path}" in capsys.readouterr().err
 
 
-def test_without_the_extra_a_line_says_what_to_install() -> None:
+def test_without_torch_one_line_says_what_to_install() -> None:
     script = (
         "import sys; sys.modules['torch'] = None; from skipless.cli import main; "
         "print(main(['train']), main(['data']))"
@@ -232,12 +228,12 @@ def test_without_the_extra_a_line_says_what_to_install() -> None:
 
 def test_every_option_is_in_the_help_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
     for option in ("--model", "--data", "--method", "--optimizer", "--epochs", "--batch-size"):
-        assert option in told
+        assert option in shown
     for option in ("--lr", "--seed", "--output", "--resume", "--config", "--dry-run"):
-        assert option in told
-    assert "[default: mlp:50]" in told
+        assert option in shown
+    assert "[default: mlp:50]" in shown
 
 
 def test_the_record_is_plain_json(tmp_path: Path) -> None:

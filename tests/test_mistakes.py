@@ -50,9 +50,8 @@ def test_a_wrong_type_is_named_with_what_to_give_instead(call, message) -> None:
         lambda method: sk.keras.ShapedActivation.from_solution(method),
     ],
 )
-@pytest.mark.parametrize("method", [TAT(), DKS])
-def test_a_method_is_no_solution(call, method) -> None:
-    with pytest.raises(
-        TypeError, match=r"Expected a Solution, which `solve` returns, got .*solve\(graph, TAT"
-    ):
-        call(method)
+def test_a_method_is_not_a_solution(call) -> None:
+    expected = r"Expected a Solution, which `solve` returns, got .*solve\(graph, TAT"
+    for method in (TAT(), DKS):
+        with pytest.raises(TypeError, match=expected):
+            call(method)

@@ -9,7 +9,7 @@ import pytest
 from skipless.runs.configuration import Configuration, parse_model, read_options
 
 
-def test_what_comes_later_counts(tmp_path: Path) -> None:
+def test_later_options_win(tmp_path: Path) -> None:
     found = Configuration.of({"epochs": 5, "batch-size": 64}, {"epochs": 7})
     assert (found.epochs, found.batch_size) == (7, 64)
 
@@ -23,7 +23,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_kind_of_file_says_the_same(tmp_path: Path, name: str) -> None:
+def test_toml_yaml_and_json_give_the_same_options(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(FILES[name])
     found = Configuration.of(read_options(tmp_path / name))
     wanted = Configuration(model="resnet50", batch_size=32, lr=1.0, nesterov=True, method="tat")

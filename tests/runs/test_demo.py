@@ -1,4 +1,4 @@
-"""`make demo`, with less of everything, and its page in a browser."""
+"""`make demo` on a small scale, and its page in a browser."""
 
 import shutil
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_another_demo_trains_again(page: Path, tmp_path: Path) -> None:
     assert Record.read(run).series("validation", "epoch")[1] == [1.0]
 
 
-def test_the_page_tells_of_all_of_them(page: Path) -> None:
+def test_the_page_describes_all_networks(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for network in NETWORKS:
         assert network.label in text

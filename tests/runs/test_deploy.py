@@ -85,7 +85,7 @@ def test_cells_are_the_figures_of_their_columns() -> None:
     assert found["agrees with folded"] == ["-", "100.00%", "95.00%", "-"]
 
 
-def test_every_verdict_turns_with_what_it_is_about() -> None:
+def test_every_verdict_depends_on_its_figures() -> None:
     assert set(verdicts(REPORTED).values()) == {True}
     off = changed(BASELINE, measured_peak_memory=4_050_000)
     assert holds(off, "computed peak") is False
@@ -98,13 +98,13 @@ def test_every_verdict_turns_with_what_it_is_about() -> None:
     assert holds(replace(REPORTED, accuracy=worse), "INT8 loses") is False
 
 
-def test_an_order_that_was_not_searched_is_told_of_whichever_file_it_is() -> None:
+def test_the_report_names_files_whose_orders_were_not_searched() -> None:
     for kind in (FOLDED, BASELINE):
         found = deployment_section(changed(kind, best_order=False)).verdicts
-        told = " ".join(verdict.evidence for verdict in found)
+        shown = " ".join(verdict.evidence for verdict in found)
         assert (
             f"Too many orders to search, so the file's own is used: {REPORTED.figures[kind].name}."
-            in told
+            in shown
         )
     assert "search" not in " ".join(v.evidence for v in deployment_section(REPORTED).verdicts)
 
@@ -149,7 +149,7 @@ def test_accuracy_is_against_labels_and_agreement_against_the_first_file(tmp_pat
     assert rolled["second"].top1 == 2 / 5
 
 
-def test_calibration_is_on_training_samples_no_more_than_asked_for(
+def test_calibration_uses_a_limited_number_of_training_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(deploy, "_CALIBRATION", 40)
@@ -159,7 +159,7 @@ def test_calibration_is_on_training_samples_no_more_than_asked_for(
     assert all((batch[:, 0] == 1.0).all() for batch in batches)
 
 
-def test_the_batch_norm_network_beside_has_the_same_classes_width_and_samples() -> None:
+def test_the_baseline_has_the_same_classes_width_and_samples() -> None:
     given = {"width": 1.0, "method": "tat", "eta": 0.6}
     own = load_candidate("wide_resnet10", given, (4, 16, 8))
     other = baseline(own, None)
@@ -179,7 +179,7 @@ def test_a_network_normalised_per_location_reads_one_channel_more() -> None:
     assert found.preparation.endswith("then normalised per location")
 
 
-def test_the_mean_and_deviation_are_told_of_parts_of_data_and_of_image_files_too() -> None:
+def test_the_preparation_has_mean_and_deviation_for_subsets_and_image_files_too() -> None:
     whole, part = (
         load_candidate("mlp:3", {"method": "eoc", "data": "digits", **some}).preparation
         for some in ({}, {"train_size": 100})
@@ -188,9 +188,9 @@ def test_the_mean_and_deviation_are_told_of_parts_of_data_and_of_image_files_too
     assert "minus the mean" in whole
     split = ImageSplit(source=None, labels=np.zeros(1, np.int64))  # pyright: ignore
     data = Data("imagefolder:x", 10, (3, 224, 224), split, split)
-    told = replace(load_candidate("mlp:3", {"method": "eoc"}), data=data).preparation
+    shown = replace(load_candidate("mlp:3", {"method": "eoc"}), data=data).preparation
     # 0.485, 0.456, 0.406 and 0.229, 0.224, 0.225, of bytes.
-    assert "mean 123.675, 116.28, 103.53, divided by 58.395, 57.12, 57.375" in told
+    assert "mean 123.675, 116.28, 103.53, divided by 58.395, 57.12, 57.375" in shown
 
 
 def test_samples_are_prepared_as_in_training() -> None:

@@ -56,12 +56,12 @@ def test_runs_whose_data_is_gone_keep_their_c_maps() -> None:
     ]
 
 
-def test_options_that_this_version_does_not_know_change_no_c_map() -> None:
+def test_unknown_options_change_no_c_map() -> None:
     assert len(report_runs([record(MLP, {}, colour="red", lr="fast")]).charts) == 2
 
 
 @pytest.mark.parametrize(("name", "value"), [("model", "vgg16"), ("eta", "high")])
-def test_a_network_that_this_version_does_not_know_is_a_warning(name: str, value: str) -> None:
+def test_an_unknown_network_is_a_warning(name: str, value: str) -> None:
     with pytest.warns(UserWarning, match=rf"the report has no C maps of run: .*{value}"):
         section = report_runs([record(MLP, {}, **{name: value})])
     assert section.charts == []

@@ -25,7 +25,7 @@ def built(**given: Any) -> KFAC:
     return optimizer
 
 
-def told(optimizer: KFAC) -> dict[str, Any]:
+def settings_of(optimizer: KFAC) -> dict[str, Any]:
     """What an optimiser goes by, read from where it uses it."""
     timing = dict(optimizer.state_dict()["kfac"]["timing"])
     timing["spread_inverses"] = timing.pop("spread")
@@ -64,9 +64,9 @@ def test_every_option_of_kfac_is_tried_here() -> None:
 @pytest.mark.parametrize("name", GIVEN)
 def test_an_option_reaches_the_optimiser_and_changes_nothing_else(name: str) -> None:
     value, expected = GIVEN[name]
-    usual = told(built())
+    usual = settings_of(built())
     assert all(usual[key] != new for key, new in expected.items())
-    assert told(built(**{name: value})) == usual | expected
+    assert settings_of(built(**{name: value})) == usual | expected
 
 
 def test_the_penalty_rate_and_momentum_are_those_given() -> None:
@@ -80,7 +80,7 @@ def test_the_penalty_rate_and_momentum_are_those_given() -> None:
 
 @pytest.mark.parametrize("name", PRESET)
 def test_what_is_given_wins_over_the_preset(name: str) -> None:
-    found = told(built(kfac_preset="imagenet", **{f"kfac_{name}": 0.5}))
+    found = settings_of(built(kfac_preset="imagenet", **{f"kfac_{name}": 0.5}))
     assert {key: found[key] for key in PRESET} == published.KFAC_SETTINGS["imagenet"] | {name: 0.5}
 
 
@@ -125,7 +125,7 @@ def test_settings_of_kfac_need_kfac() -> None:
 
 def test_what_is_usual_is_what_the_paper_took() -> None:
     optimizer = built()
-    found = told(optimizer)
+    found = settings_of(optimizer)
     assert {name: found[name] for name in PRESET} == published.KFAC_SETTINGS["cifar10"]
     assert {name: found[name] for name in published.KFAC_PERIODS} == published.KFAC_PERIODS
     assert {group["momentum"] for group in optimizer.param_groups} == {published.MOMENTUM}

@@ -50,9 +50,9 @@ Engine._train_step = step_and_wait  # so that a long run does not end before it 
 if __name__ == "__main__":
     place = Place(Path({folder!r}), workers={workers})
     found = run_all("study", dict({runs}), place, seconds_until_dead={seconds})
-    told = sorted((name, outcome.top1) for name, outcome in found.items())
+    shown = sorted((name, outcome.top1) for name, outcome in found.items())
     # In one piece, as two processes may print at once.
-    print(str(told) + chr(10), end="", flush=True)
+    print(str(shown) + chr(10), end="", flush=True)
 """
 
 
@@ -90,7 +90,7 @@ def runs_in(place: Place) -> list[Record]:
 
 
 def starts(record: Record) -> int:
-    """How often a run was started: `run.json` tells of those before the last."""
+    """How often a run was started: `run.json` lists all starts before the last."""
     before = record.run["before"]
     assert isinstance(before, list)
     return 1 + len(before)
@@ -100,7 +100,7 @@ def rows(folder: Path, up_to: int) -> list[dict[str, Json]]:
     return [row for row in Record.read(folder).metrics if int(str(row["step"])) <= up_to]
 
 
-def test_what_comes_back_is_what_training_left_on_disk(place: Place) -> None:
+def test_outcomes_are_those_that_training_leaves_on_disk(place: Place) -> None:
     runs = {"slow": TINY, "fast": replace(TINY, lr=0.1)}
     found = run_all("study", runs, place)
     assert list(found) == ["slow", "fast"]
@@ -115,7 +115,7 @@ def test_what_comes_back_is_what_training_left_on_disk(place: Place) -> None:
     assert found["slow"] != found["fast"]
 
 
-def test_a_search_that_was_stopped_goes_on_and_repeats_nothing(
+def test_a_stopped_search_resumes_and_repeats_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = {"a": TINY, "b": replace(TINY, steps=9)}
@@ -137,7 +137,7 @@ def test_a_search_that_was_stopped_goes_on_and_repeats_nothing(
     assert not found["b"].diverged
     assert starts(Record.read(place.run(runs["a"]))) == 1
     assert starts(Record.read(place.run(runs["b"]))) == 2
-    # Not trained anew: even the seconds are those of the first time.
+    # Not trained again: even the seconds are the same.
     assert rows(place.run(runs["b"]), 5) == half
 
 
@@ -164,7 +164,7 @@ def test_divergence_is_an_outcome(place: Place) -> None:
     assert [starts(record) for record in runs_in(place)] == [1, 1]
 
 
-def test_an_error_is_told_once_and_its_run_is_tried_again_next_time(
+def test_an_error_is_raised_once_and_its_run_is_tried_again_next_time(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = {"a": TINY, "b": replace(TINY, seed=1), "c": replace(TINY, seed=2)}
@@ -185,7 +185,7 @@ def test_an_error_is_told_once_and_its_run_is_tried_again_next_time(
     assert [starts(record) for record in runs_in(place)] == [1, 1, 1]
 
 
-def test_the_run_of_a_worker_that_was_killed_is_taken_up_by_another(
+def test_another_worker_takes_over_the_run_of_a_killed_one(
     place: Place, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     runs = "long=LONG, short=TINY"
@@ -213,7 +213,7 @@ def test_the_run_of_a_worker_that_was_killed_is_taken_up_by_another(
     assert [name for name, _ in eval(output)] == ["long", "short"]
     assert starts(Record.read(folder)) == 2
     assert starts(Record.read(place.run(TINY))) == 1
-    assert rows(folder, 10) == before  # not trained anew: even the seconds are the same
+    assert rows(folder, 10) == before  # not trained again: even the seconds are the same
 
 
 class Killed:
@@ -223,7 +223,7 @@ class Killed:
         return os._exit, (9,)
 
 
-def test_workers_that_are_all_gone_are_an_error(
+def test_the_death_of_all_workers_is_an_error(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "_run_worker", Killed())

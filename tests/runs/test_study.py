@@ -1,4 +1,4 @@
-"""Runs that several workers share through a data base; what a run does is of no matter here."""
+"""Runs that several workers share through a data base, whatever a run does."""
 
 import os
 import platform
@@ -109,7 +109,7 @@ def test_each_run_is_done_once_by_three_processes_at_the_same_time(
     assert logs[name] == Counter(NAMES)
 
 
-def test_a_queued_run_is_given_to_one_of_two_workers_that_look_at_it_together(
+def test_only_one_of_two_workers_gets_a_queued_run(
     tmp_path: Path, study: SharedStudy, seen: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen.enqueue_trial({}, user_attrs={"run": "a"})
@@ -128,7 +128,7 @@ def test_a_queued_run_is_given_to_one_of_two_workers_that_look_at_it_together(
         assert sorted(workers.map(is_given, (study, another))) == [False, True]
 
 
-def test_runs_that_failed_are_taken_up_again_and_others_are_not(study: SharedStudy) -> None:
+def test_only_runs_that_failed_are_tried_again(study: SharedStudy) -> None:
     with pytest.raises(OSError, match="a does not go"):
         study.take(refuse)
     assert taken(study) == ["b", "a"]
@@ -136,7 +136,7 @@ def test_runs_that_failed_are_taken_up_again_and_others_are_not(study: SharedStu
     assert study.outcomes() == {"a": DONE, "b": DONE}
 
 
-def test_a_worker_that_died_before_its_first_heartbeat_is_given_up(
+def test_a_worker_that_died_before_its_first_heartbeat_loses_its_run(
     tmp_path: Path, study: SharedStudy, seen: optuna.Study
 ) -> None:
     seen.ask()
@@ -179,9 +179,7 @@ def test_a_run_that_was_queued_twice_is_done_once(
     assert taken(study) == []
 
 
-def test_a_worker_that_is_alone_in_thinking_it_alive_goes_on(
-    study: SharedStudy, seen: optuna.Study
-) -> None:
+def test_a_worker_that_others_think_dead_continues(study: SharedStudy, seen: optuna.Study) -> None:
     def run(name: str) -> Outcome:
         seen.tell(0, state=TrialState.FAIL)  # as another worker would after a long silence
         return DONE
@@ -190,7 +188,7 @@ def test_a_worker_that_is_alone_in_thinking_it_alive_goes_on(
     assert taken(study) == ["b", "a"]
 
 
-def test_nothing_is_taken_when_another_worker_was_quicker(
+def test_a_slower_worker_gets_nothing(
     study: SharedStudy, seen: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert taken(study) == ["a", "b"]
@@ -222,7 +220,7 @@ def test_nothing_is_taken_when_another_worker_was_quicker(
         ),
     ],
 )
-def test_a_data_base_that_cannot_be_used_is_an_error_that_says_what_to_do(
+def test_an_unusable_data_base_is_an_error_with_a_remedy(
     url: str, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pg8000", None)  # as if it were not installed
@@ -232,6 +230,6 @@ def test_a_data_base_that_cannot_be_used_is_an_error_that_says_what_to_do(
     assert "secret" not in str(found.value)
 
 
-def test_a_search_does_not_take_workers_for_dead_at_once() -> None:
+def test_workers_have_at_least_two_seconds_to_live() -> None:
     with pytest.raises(ValueError, match="seconds_until_dead must be at least 2, got 1"):
         SharedStudy("study", ["a"], "sqlite://", 1)

@@ -65,12 +65,8 @@ def losses(folder: Path) -> list[float]:
     ("place", "kind", "step"),
     [
         ("", "average", 28),
-        ("run.json", "average", 28),
-        ("checkpoints", "average", 28),
         ("checkpoints/step-00000014", "average", 14),
         ("checkpoints/step-00000014/model.safetensors", "validation", 14),
-        ("checkpoints/step-00000028/average.safetensors", "average", 28),
-        ("checkpoints/step-00000028/state.pt", "average", 28),
     ],
 )
 def test_the_teacher_is_the_network_that_its_run_evaluated(
@@ -93,7 +89,7 @@ def refused(given: Configuration, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_teacher_that_is_none_is_named_with_what_to_give(copied: Path, tmp_path: Path) -> None:
+def test_a_wrong_teacher_is_named_with_a_remedy(copied: Path, tmp_path: Path) -> None:
     refused(taught_by(tmp_path / "nothing"), r"--teacher: .*nothing, which is not there. Name")
     (tmp_path / "empty").mkdir()
     refused(taught_by(tmp_path / "empty"), r"--teacher: .*it has no checkpoint. Name")
@@ -120,7 +116,7 @@ def test_a_teacher_that_is_none_is_named_with_what_to_give(copied: Path, tmp_pat
         ('{"configuration": {"model": "mlp:3", "activation": "odd"}}', "describes another netw"),
     ],
 )
-def test_a_damaged_run_json_is_named_whether_it_is_to_teach_or_to_be_deployed(
+def test_a_damaged_run_json_is_named_for_a_teacher_and_for_deployment(
     copied: Path, text: str, message: str
 ) -> None:
     (copied / "run.json").write_text(text)
@@ -129,7 +125,7 @@ def test_a_damaged_run_json_is_named_whether_it_is_to_teach_or_to_be_deployed(
         load_candidate(str(copied), {})
 
 
-def test_options_of_another_version_are_left_out_with_a_note(copied: Path) -> None:
+def test_options_of_another_version_are_ignored_with_a_note(copied: Path) -> None:
     run = json.loads((copied / "run.json").read_text())
     run["configuration"]["of_tomorrow"] = 1
     (copied / "run.json").write_text(json.dumps(run))
@@ -141,7 +137,7 @@ def test_options_of_another_version_are_left_out_with_a_note(copied: Path) -> No
 
 
 @pytest.mark.parametrize("place", ["nothing", "empty", "metrics.jsonl", "step-00000028", ""])
-def test_what_is_no_run_is_refused_alike_as_teacher_and_for_deployment(
+def test_a_path_without_a_run_gives_the_same_error_for_a_teacher_and_for_deployment(
     copied: Path, place: str
 ) -> None:
     (copied / "empty").mkdir()
@@ -182,7 +178,7 @@ def test_a_teacher_of_other_data_is_worth_a_note(teacher: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "kfac"])
-def test_a_taught_run_that_goes_on_is_the_same_and_its_teacher_may_have_moved(
+def test_a_resumed_student_is_the_same_and_its_teacher_may_have_moved(
     teacher: Path, copied: Path, tmp_path: Path, optimizer: str
 ) -> None:
     given = taught_by(copied, optimizer=optimizer, lr=0.01, average=0.9)
@@ -210,7 +206,7 @@ def test_k_fac_measures_curvature_beside_a_teacher(teacher: Path, tmp_path: Path
     assert losses(tmp_path / "none") == losses(tmp_path / "alone") != losses(tmp_path / "much")
 
 
-def test_a_run_does_not_go_on_with_another_teacher(
+def test_a_run_does_not_resume_with_another_teacher(
     teacher: Path, copied: Path, tmp_path: Path
 ) -> None:
     given = taught_by(teacher)
@@ -231,7 +227,7 @@ def test_a_run_does_not_go_on_with_another_teacher(
         given.resume_with({"teacher_weight": 0.5})
 
 
-def test_a_dry_run_tells_the_memory_of_the_teacher(
+def test_a_dry_run_shows_the_memory_of_the_teacher(
     teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = taught_by(teacher, batch_size=1440, accumulate=2)
@@ -243,9 +239,9 @@ def test_a_dry_run_tells_the_memory_of_the_teacher(
     assert memory.teacher - weights in (720 * 4 * (64 + 12), 720 * 4 * (64 + 64))
     command = ["train", "--model", "mlp:14", "--method", "tat", "--dry-run", "--teacher"]
     assert main([*command, str(teacher)]) == 0
-    told = capsys.readouterr().out
-    assert re.search(r"^teacher +\d+\.\d MiB$", told, re.MULTILINE)
-    assert re.search(r"^teacher_temperature +4\.0$", told, re.MULTILINE)
+    shown = capsys.readouterr().out
+    assert re.search(r"^teacher +\d+\.\d MiB$", shown, re.MULTILINE)
+    assert re.search(r"^teacher_temperature +4\.0$", shown, re.MULTILINE)
     assert main([*command, str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -301,10 +297,10 @@ def test_an_item_trains_the_teacher_of_its_runs_once_and_keeps_it(tmp_path: Path
     }
 
 
-def test_the_seeds_of_random_numbers_are_those_of_a_run_without_a_teacher(
+def test_a_teacher_does_not_change_the_students_random_numbers(
     teacher: Path, tmp_path: Path
 ) -> None:
-    """Making the teacher's network draws numbers, of which the student's must not depend."""
+    """Building the teacher's network draws random numbers, which must not affect the student."""
     alone = replace(STUDENT, teacher_weight=0.9, teacher_temperature=4.0, dropout=0.5)
     weights = [
         torch.cat([p.detach().flatten() for p in build_run(given, Process()).model.parameters()])

@@ -33,7 +33,7 @@ def test_every_setting_reaches_the_engine() -> None:
 
 
 @pytest.mark.parametrize("marks", ["half", "1/0", "", "0.5,", "0.7,0.3", "0,0.5", "1.5"])
-def test_marks_that_are_no_rising_fractions_are_refused(marks: str, tmp_path: Path) -> None:
+def test_marks_must_be_rising_fractions(marks: str, tmp_path: Path) -> None:
     given = replace(SMALL, schedule="step", marks=marks)
     with pytest.raises(ValueError, match=r"marks must be fractions|fall at|marks must"):
         train(given, tmp_path / "run", progress=False)
@@ -44,14 +44,14 @@ def test_marks_belong_to_the_step_schedule() -> None:
         replace(SMALL, marks="0.5")
 
 
-def test_data_is_as_small_as_asked_for() -> None:
+def test_data_has_the_given_sizes() -> None:
     given = replace(SMALL, model="wide_resnet10", width=1.0, train_size=30, validation_size=7)
     parts = build_run(replace(given, image_size=4), Process())
     assert (len(parts.data.train), len(parts.data.validation)) == (30, 7)
     assert parts.data.shape == (1, 4, 4)
 
 
-def test_all_of_a_kernel_is_drawn_without_delta() -> None:
+def test_without_delta_the_whole_kernel_is_initialised() -> None:
     given = replace(SMALL, model="wide_resnet10", width=1.0, distribution="gaussian")
     for delta, drawn in ((True, 1), (False, 9)):
         weight = next(
@@ -70,7 +70,7 @@ def test_convolutions_are_laid_out_channels_last_and_others_are_not() -> None:
         assert all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
 
 
-def test_a_layout_that_pytorch_gets_wrong_on_cpus_is_not_taken() -> None:
+def test_a_layout_that_pytorch_gets_wrong_on_cpus_is_not_used() -> None:
     # Conv2d(4, 8, 1, stride=2), channels last: the backward pass corrupts memory.
     given = replace(SMALL, model="resnet18", width=0.0625)
     assert not build_run(given, Process()).settings.channels_last
@@ -117,7 +117,7 @@ def test_a_file_instead_of_the_folder_is_named(tmp_path: Path) -> None:
         train(SMALL, tmp_path / "run", progress=False)
 
 
-def test_per_location_normalisation_brings_a_channel(tmp_path: Path) -> None:
+def test_per_location_normalisation_adds_a_channel(tmp_path: Path) -> None:
     given = replace(SMALL, model="wide_resnet10", width=1.0, normalize="location")
     parts = build_run(given, Process())
     first = next(iter(parts.model.parameters()))

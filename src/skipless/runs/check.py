@@ -47,7 +47,7 @@ class ShapingOptions:
 
 
 @dataclass(frozen=True)
-class Family:
+class NetworkFamily:
     """Networks of one kind: `build` returns that of a width, or the only one, of width None.
 
     A network comes with an example of its input and the solution that shaped it.
@@ -68,7 +68,7 @@ def build_mlp(depth: int, width: int, solution: Solution) -> nn.Sequential:
 
 def build_family(
     model: str, shaping: ShapingOptions, widths: Sequence[int], shape: Sequence[int] | None
-) -> Family:
+) -> NetworkFamily:
     """The networks of a MODEL argument.
 
     Args:
@@ -91,12 +91,12 @@ def build_family(
         assert width is not None
         return build_mlp(graph.depth, width, solution), torch.zeros(1, width), solution
 
-    return Family(build, tuple(sorted(widths)) or DEFAULT_WIDTHS, small=True)
+    return NetworkFamily(build, tuple(sorted(widths)) or DEFAULT_WIDTHS, small=True)
 
 
 def _factory_family(
     path: str, shaping: ShapingOptions, widths: Sequence[int], shape: Sequence[int] | None
-) -> Family:
+) -> NetworkFamily:
     factory = import_factory(path)
     if widths and "width" not in inspect.signature(factory).parameters:
         raise ValueError(
@@ -118,11 +118,11 @@ def _factory_family(
         )
         return converted, example, converted.skipless_report.solution
 
-    return Family(build, tuple(widths) or (None,))
+    return NetworkFamily(build, tuple(widths) or (None,))
 
 
 def check_widths(
-    family: Family,
+    family: NetworkFamily,
     seeds: int,
     distribution: Distribution,
     tolerance: float,

@@ -39,7 +39,7 @@ BASE = Configuration(
 
 
 @dataclass(frozen=True)
-class Network:
+class DemoNetwork:
     """A network to compare, and how to introduce it."""
 
     label: str
@@ -48,18 +48,18 @@ class Network:
 
 
 NETWORKS = (
-    Network(
+    DemoNetwork(
         "Vanilla with ReLU",
         "ResNet-50 without any shortcut or normalisation layer, its weights initialised on the "
         "edge of chaos, the best known initialisation for ReLU.",
         replace(BASE, shortcut_weight=0.0, method="eoc"),
     ),
-    Network(
+    DemoNetwork(
         "Vanilla with TReLU",
         "The same network, but its ReLUs have a slope below zero, for which skipless solves.",
         replace(BASE, shortcut_weight=0.0, method="tat", eta=0.9),
     ),
-    Network(
+    DemoNetwork(
         "ResNet with BatchNorm",
         "The usual ResNet-50, with shortcuts and batch normalisation. Normalisation depends on the "
         "batch, so no C map describes it.",
@@ -77,7 +77,7 @@ INTRODUCTION = (
 
 def main(
     folder: Path,
-    networks: Sequence[Network] = NETWORKS,
+    networks: Sequence[DemoNetwork] = NETWORKS,
     rates: Sequence[float] = RATES,
     workers: int | None = None,
 ) -> Path:
@@ -102,7 +102,9 @@ def main(
     return page
 
 
-def _comparison(records: Mapping[Network, Mapping[float, Record]], seconds: float) -> Comparison:
+def _comparison(
+    records: Mapping[DemoNetwork, Mapping[float, Record]], seconds: float
+) -> Comparison:
     network, runs = next(iter(records.items()))
     rates, some = list(runs), next(iter(runs.values()))
     given, versions, machine = network.configuration, some.run["versions"], some.run["machine"]
@@ -126,7 +128,7 @@ def _comparison(records: Mapping[Network, Mapping[float, Record]], seconds: floa
     )
 
 
-def _contestant(network: Network, runs: Mapping[float, Record]) -> Contestant:
+def _contestant(network: DemoNetwork, runs: Mapping[float, Record]) -> Contestant:
     given = network.configuration
     grid = {rate: _final_accuracy(record, given.epochs) for rate, record in runs.items()}
     best = max(runs, key=lambda rate: -1.0 if math.isnan(grid[rate]) else grid[rate])
