@@ -42,7 +42,7 @@ def test_the_list_has_a_line_for_every_item(capsys: pytest.CaptureFixture[str]) 
     [
         ([], "Name an ITEM, or all. List them with: skipless reproduce --list"),
         (["Table 5"], "There is no item 'Table 5'. Did you mean table5?"),
-        (["figure1", "xyz"], "There is no item 'xyz'. List all with: skipless reproduce --list"),
+        (["figure1", "xyz"], "There is no item 'xyz'. List all: skipless reproduce --list"),
         (["table1", "--workers", "0"], "--workers must be from 1 to 1000, got 0"),
         (["table1", "--seeds", "0"], "--seeds must be from 1 to 1000, got 0"),
         (["table1", "--scale", "huge"], "'huge' is not one of"),

@@ -20,7 +20,8 @@ from .kernels import parse_shape
 from .train import configuration_options
 
 _STEPS = 11  # at most
-_NETWORK = {own.name for own in fields(NetworkOptions)} - {"model"} | {"normalize", "seed"}
+_OPTIONS = {own.name for own in fields(NetworkOptions)} - {"model"}
+_OPTIONS |= {"data_folder", "image_size", "normalize", "seed"}
 
 
 @click.command()
@@ -34,8 +35,6 @@ _NETWORK = {own.name for own in fields(NetworkOptions)} - {"model"} | {"normaliz
 @click.option("--average", is_flag=True, help="Use the moving average of a run's weights.")
 @click.option("--input", "shape", help="Shape of a sample, such as 3,224,224, if there is no data.")
 @click.option("--data", "-d", help="Data to quantise and validate with: cifar10, imagefolder:PATH.")
-@click.option("--data-folder", help="Folder with the data files.")
-@click.option("--image-size", type=int, help="Resize images to this height and width.")
 @click.option("--validation-size", type=int, help="Images to validate on.  [default: up to 5000]")
 @click.option(
     "--int8/--no-int8", default=None, help="Also write an INT8 file.  [default: if there is data]"
@@ -49,7 +48,7 @@ _NETWORK = {own.name for own in fields(NetworkOptions)} - {"model"} | {"normaliz
 @click.option("--seconds", default=10.0, help="Time to measure latency, per number of threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
-@partial(configuration_options, only=_NETWORK)
+@partial(configuration_options, only=_OPTIONS)
 def deploy(
     model: str,
     output: Path | None,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
+from skipless.record import METRICS, RUN, Record
+from skipless.tables import table
+
 from . import print_warnings, requires
 
 if TYPE_CHECKING:
     from skipless.paper.item import Item
-    from skipless.paper.scales import Options
-    from skipless.record import Record
 
 _MOST = 1000  # workers, and seeds
 _RECORDS = "the folder of a run (with run.json), of several, or *.jsonl of skipless reproduce"
@@ -57,9 +59,7 @@ def reproduce(
     storage: str | None,
     workers: int | None,
     seeds: int | None,
-    data: str | None,
-    data_folder: str | None,
-    device: str | None,
+    **options: str | None,
 ) -> None:
     """Reproduce ITEMs, tables and figures of the paper, and compare its numbers with ours.
 
@@ -79,33 +79,26 @@ def reproduce(
     with requires("reproduce", "train"):
         from skipless.paper import ITEMS, reproduce
     if listed:
-        from skipless.tables import table
-
         click.echo(table(*reproduce.overview()))
         return
     chosen = _select_items(names, ITEMS)
     _require_counts(workers, seeds)
-    given: Options = {"data": data, "data_folder": data_folder, "device": device}
-    options = {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     place = reproduce.Place(output or Path("runs") / "reproduce" / scale, storage, workers)
     for item in chosen:
         with print_warnings():
-            text = reproduce.report_item(item, scale, place, seeds, options)
+            text = reproduce.report_item(item, scale, place, seeds, given)
         if text:  # only the first of several processes has one
             click.echo(text)
 
 
 def _select_items(names: tuple[str, ...], items: dict[str, Item]) -> list[Item]:
-    import difflib
-
     if not names:
         raise click.UsageError("Name an ITEM, or all. List them with: skipless reproduce --list")
     for name in names:
         if name != "all" and name not in items:
             near = difflib.get_close_matches(name.lower().replace(" ", ""), items, n=1)
-            hint = (
-                f"Did you mean {near[0]}?" if near else "List all with: skipless reproduce --list"
-            )
+            hint = f"Did you mean {near[0]}?" if near else "List all: skipless reproduce --list"
             raise click.UsageError(f"There is no item {name!r}. {hint}")
     return list(items.values()) if "all" in names else [items[n] for n in dict.fromkeys(names)]
 
@@ -180,8 +173,6 @@ def _find_records(paths: Iterable[Path]) -> tuple[list[Record], list[Path]]:
 
 
 def _find_at(path: Path) -> tuple[list[Record], list[Path]]:
-    from skipless.record import METRICS, RUN, Record
-
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist. Name {_RECORDS}.")
     if (path / RUN).is_file():
@@ -191,22 +182,14 @@ def _find_at(path: Path) -> tuple[list[Record], list[Path]]:
     if not path.is_dir():
         raise ValueError(f"{path} is not a record. Name {_RECORDS}.")
     folders = {file.parent for file in path.rglob(RUN)}
-    records = [
-        record for folder in sorted(folders) if (record := _read_or_skip(folder)) is not None
-    ]
+    records = []
+    for folder in sorted(folders):
+        try:
+            records.append(Record.read(folder))
+        except (ValueError, OSError) as error:  # the user did not name it
+            click.echo(f"note: skipped {folder}: {error}", err=True)
     found = sorted(file for file in path.rglob("*.jsonl") if file.name != METRICS)
     files = [file for file in found if file.parent not in folders]
     if not records and not files:
         raise FileNotFoundError(f"{path} contains no records. Name {_RECORDS}.")
     return records, files
-
-
-def _read_or_skip(folder: Path) -> Record | None:
-    """The record in `folder`, or a note if it is damaged: the user did not name it."""
-    from skipless.record import Record
-
-    try:
-        return Record.read(folder)
-    except (ValueError, OSError) as error:
-        click.echo(f"note: skipped {folder}: {error}", err=True)
-        return None

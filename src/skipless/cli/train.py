@@ -8,16 +8,15 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import click
 
+from skipless.record import RUN, Record, number
 from skipless.runs.configuration import Configuration, alternatives, flag, options, read_options
+from skipless.tables import table
 
 from . import print_warnings, requires
-
-if TYPE_CHECKING:
-    from skipless.record import Record
 
 _SHORT = {"model": "-m", "data": "-d"}
 
@@ -118,20 +117,19 @@ def _explain_out_of_memory() -> Iterator[None]:
 
 def _configuration(layers: list[dict[str, Any]], resumed: Path | None) -> Configuration:
     """The configuration of the options and the file, or of the run that resumes."""
-    from skipless.record import RUN, Record
-
-    if resumed is not None and (resumed / RUN).is_file():
+    if resumed is None:
+        return Configuration.of(*layers)
+    if (resumed / RUN).is_file():
         before = Record.read(resumed).run.get("configuration")
         if not isinstance(before, dict):
             raise ValueError(f"{resumed / RUN} has no configuration. Restore it to resume the run.")
         given = {name: value for layer in layers for name, value in layer.items()}
         return Configuration.of(before).resume_with(given)
-    if resumed is not None and not any(layers):
+    if not any(layers):
         raise click.UsageError(
             f"There is no run in {resumed} to resume. Name the folder of a run, or drop --resume."
         )
-    if resumed is not None:
-        click.echo(f"note: there is no run in {resumed} yet; starting a new one", err=True)
+    click.echo(f"note: there is no run in {resumed} yet; starting a new one", err=True)
     return Configuration.of(*layers)
 
 
@@ -141,8 +139,6 @@ def _default_output(configuration: Configuration) -> Path:
 
 
 def _format_summary(record: Record) -> str:
-    from skipless.record import number
-
     rows = [row for row in record.metrics if row["kind"] == "validation"]
     last = rows[-1]
     best = max(rows, key=lambda row: number(row, "top1"))
@@ -185,7 +181,6 @@ def data(
     """  # noqa: D301
     with requires("data", "train"):
         from skipless.train.fetch import fetch_data, overview, verify_data
-    from skipless.tables import table
 
     if name is None:
         click.echo(table(["data", "where"], overview()))

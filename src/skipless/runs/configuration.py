@@ -10,7 +10,7 @@ import json
 import re
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -231,25 +231,20 @@ class Option:
 @cache
 def options() -> dict[str, Option]:
     """All options by name; those of an object have its field as a prefix: `kfac_damping`."""
-    found: dict[str, Option] = {}
-    hints = get_type_hints(Configuration)
-    for own in fields(Configuration):
-        help_, resumable = own.metadata["help"], own.metadata["resumable"]
-        if not is_dataclass(own.default):
-            found[own.name] = Option(None, own.name, hints[own.name], own.default, help_, resumable)
-            continue
-        inner_hints = get_type_hints(type(own.default))
-        for inner in fields(own.default):
-            if "help" in inner.metadata:  # the others are not for the command line
-                found[f"{own.name}_{inner.name}"] = Option(
-                    own.name,
-                    inner.name,
-                    inner_hints[inner.name],
-                    inner.default,
-                    f"{help_}: {inner.metadata['help']}",
-                    resumable,
-                )
-    return found
+    return dict(_collect(Configuration))
+
+
+def _collect(kind: type, group: str | None = None, title: str = "") -> Iterator[tuple[str, Option]]:
+    hints = get_type_hints(kind)
+    for own in fields(kind):
+        help_ = own.metadata.get("help")
+        if is_dataclass(own.default):
+            yield from _collect(type(own.default), own.name, f"{help_}: ")
+        elif help_ is not None:  # the others are not for the command line
+            name = own.name if group is None else f"{group}_{own.name}"
+            resumable = own.metadata.get("resumable", False)
+            hint = hints[own.name]
+            yield name, Option(group, own.name, hint, own.default, title + help_, resumable)
 
 
 def read_options(path: Path) -> dict[str, object]:

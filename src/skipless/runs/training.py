@@ -85,15 +85,8 @@ def train(
         run = build_run(configuration, process)
         if resume:
             _require_same_teacher(output, run.teacher_origin)
-        engine = Engine(
-            run.model,
-            run.optimizer,
-            run.data,
-            run.settings,
-            process,
-            run.normalize,
-            run.teacher,
-        )
+        parts = (run.model, run.optimizer, run.data, run.settings)
+        engine = Engine(*parts, process, run.normalize, run.teacher)
         if process.is_main:
             _write_run_json(configuration, run, process, output)
         ending = engine.run(output, resume=resume, progress=progress)
@@ -384,12 +377,9 @@ def format_dry_run(configuration: Configuration, run: Run, memory: TrainingMemor
     values["workers"] = run.settings.workers
     if configuration.lr is None:
         values["lr"] = DEFAULT_RATES[configuration.optimizer]
-    words = {True: "yes", False: "no"}
-    rows = [
-        [name, words[value] if isinstance(value, bool) else str(value)]
-        for name, value in values.items()
-        if value is not None
-    ]
+    words = {"True": "yes", "False": "no"}
+    given = {name: str(value) for name, value in values.items() if value is not None}
+    rows = [[name, words.get(value, value)] for name, value in given.items()]
     classes = run.settings.classes_per_batch
     batches = Batches(run.data.train, run.settings.batch_size, classes_per_batch=classes)
     total = run.settings.steps or run.settings.epochs * batches.steps
