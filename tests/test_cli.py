@@ -87,7 +87,7 @@ def test_a_clamped_target_is_noted_on_stderr_and_the_answer_stays_json(capsys) -
     code, out, err = run(capsys, "solve", "mlp:10", "--clamp", "--json")
     assert code == 0
     assert json.loads(out)["parameters"]["negative_slope"] == 0.0
-    assert err.startswith("note: C_f(0) = 0.9 is out of reach; took 0.8715")
+    assert err.startswith("note: C_f(0) = 0.9 is out of reach; using 0.8715")
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_a_clamped_target_is_noted_on_stderr_and_the_answer_stays_json(capsys) -
         (("solve",), "Missing argument 'MODEL'"),
         (("solve", "mlp:50", "--method", "tta"), "'tta' is not one of"),
         (("solve", "mlp:50", "--activation", "tahn"), "Did you mean 'tanh'"),
-        (("solve", "mlp:50", "--eta", "1.5"), "0 < eta < 1"),
+        (("solve", "mlp:50", "--eta", "1.5"), "eta must be in (0, 1), got 1.5"),
         (("solve", "mlp:50", "--eta", "high"), "'high' is not a valid float"),
-        (("solve", "mlp:50", "--eta", "nan"), "0 < eta < 1"),
+        (("solve", "mlp:50", "--eta", "nan"), "eta must be in (0, 1), got nan"),
         (
             ("solve", "mlp:50", "--zeta", "2"),
             "--zeta is not an option of tat, which takes --eta and --tau",
