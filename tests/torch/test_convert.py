@@ -426,7 +426,7 @@ def test_targets_out_of_reach_and_impossible_weights_are_refused() -> None:
         convert(models.vgg(), IMAGE, TAT(eta=0.9))
     with pytest.raises(GraphError, match=r"must be in \[0, 1\), got"):
         convert(models.PreActivation(), IMAGE, SHALLOW, shortcut_weight=1.0)
-    with pytest.raises(TypeError, match="shortcut_weight is a number"):
+    with pytest.raises(TypeError, match="shortcut_weight must be a number"):
         convert(models.PreActivation(), IMAGE, SHALLOW, shortcut_weight="0.8")  # pyright: ignore
 
 
@@ -580,6 +580,35 @@ def test_sizes_that_the_model_computes_stay_computed() -> None:
         a = phi(conv_a(x))
         b = F.interpolate(phi(conv_b(a)), size=a.shape[-2:])
         torch.testing.assert_close(model(x), fc(torch.cat([a, b], 1).mean((2, 3))))
+
+
+class Reshapes(nn.Module):
+    """Flattens as most people do, by a size that it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(144, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.conv(x))
+        return torch.relu(self.fc(x.view(x.size(0), -1)))
+
+
+@pytest.mark.parametrize(
+    "build", [models.mlp, lambda: models.ResNet(models.BasicBlock, (1,)), Reshapes]
+)
+def test_conversion_records_the_model_twice(build, monkeypatch) -> None:
+    shapes = []
+    export = torch.export.export
+
+    def counted(*arguments, **options):
+        shapes.append(options["dynamic_shapes"])
+        return export(*arguments, **options)
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    model = convert(build(), IMAGE, TAT(eta=0.1))
+    assert len(shapes) == 2  # the model, and the result that it proves
+    assert model(torch.cat([IMAGE] * 2)).shape[0] == 4
 
 
 class PaddedToItsSkip(nn.Module):

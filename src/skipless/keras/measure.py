@@ -148,8 +148,7 @@ class Replay:
         self._record, self._tensors = reading.record, reading.tensors()
         self._axes = {tensor: reading.axes[tensor] for tensor, _ in self._tensors.values()}
         self._start = self._tensors[0][0]
-        (channels,) = self._axes[self._start].channels
-        self.channel_axis = channels - 1
+        self.channel_axis = self._axes[self._start].channels[0] - 1
         self._stand_in = _stand_in(self._record.input, samples, example)
         values = dict(self._values(self._stand_in, None, until=self._start))
         self.start_shape = tuple(values[self._start].shape[1:])

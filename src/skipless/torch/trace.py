@@ -12,6 +12,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ from .operations import (
     sizes,
 )
 
+_SIZED = (MOVES | APPROXIMATE_MOVES | {"shape", "size", "numel", "interpolate"}) - WITHOUT_SIZES
 _GROUPS = 6  # where the operators of convolution have their number of groups
 _ARITHMETIC = ("add", "sub", "mul", "div")
 Step = core.Step[fx.Node]
@@ -285,15 +287,29 @@ def _dynamic_export(model: nn.Module, example: torch.Tensor) -> ExportedProgram:
     """The record with as many sizes left open as torch.export manages: all, the batch's, none."""
     # A size of one is taken for a constant.
     batch = torch.cat([example, example]) if example.shape[0] == 1 else example
-    program = _export(model, batch)
-    if _sizes_are_open(model, program):  # which saves the time of a symbolic record
+    # A record without symbols takes less time, and mostly has all sizes open.
+    program = None if _mentions_sizes(model) else _export(model, batch)
+    if program is not None and _sizes_are_open(model, program):
         return program
     open_dims = [dim for dim, size in enumerate(batch.shape) if size > 1]
     for dims in (open_dims, open_dims[:1]):
         # A second try within `except`, with the first one's frames alive, would fail like it.
         with contextlib.suppress(UnsupportedModelError):
             return _export(model, batch, (dict.fromkeys(dims, Dim.AUTO),))
-    return program
+    return program or _export(model, batch)
+
+
+def _mentions_sizes(model: nn.Module) -> bool:
+    """Whether code of the user's modules names an operation that sizes are read by, or given to."""
+    own = {
+        function.__code__
+        for module in model.modules()
+        for cls in type(module).__mro__
+        if not cls.__module__.startswith("torch.")
+        for name, function in vars(cls).items()
+        if isinstance(function, FunctionType) and name != "__init__"
+    }
+    return any(not _SIZED.isdisjoint(code.co_names) for code in own)
 
 
 def _sizes_are_open(model: nn.Module, program: ExportedProgram) -> bool:
