@@ -56,6 +56,12 @@ def test_a_table_has_the_numbers_of_the_source_at_their_places(number):
     assert [cell.paper for cell in item.cells] == printed
 
 
+def test_no_two_cells_of_an_item_are_the_same_run():
+    for item in TRAINED:
+        stated = {(*sorted(cell.run.items()), bool(cell.teacher)) for cell in item.cells}
+        assert len(stated) == len(item.cells), item.name
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_runs_are_distinct_and_have_a_method_that_takes_their_targets(scale):
     for item in TRAINED:

@@ -17,10 +17,10 @@ from skipless.report.sections import Verdict
 from skipless.report.svg import Axis, Chart, Line, linear_axis
 from skipless.runs.configuration import Configuration
 
-from .results import Place, Results, Series, Summary, Value, plus_minus
+from .results import CellKey, Results, Series, Summary, Value, plus_minus
 from .scales import SCALES, Option, Options, Scale, ScaleName
 
-Pair = tuple[Place, Place]
+Pair = tuple[CellKey, CellKey]
 Judgement = tuple[bool | None, str]  # whether a claim holds, None if it was not run; the evidence
 Judge = Callable[[Results], Judgement]
 
@@ -55,7 +55,7 @@ def cells(
 
     Args:
         paper: The accuracies of each row, by what tells it from the others. The row is named by
-            that: ("50", "SGD") is "50, SGD"; empty parts are left out.
+            that: (50, "SGD") is "50, SGD"; empty parts are left out.
         columns: Their names.
         run: Called with the parts of the row's key and the column, it states the run.
     """
@@ -67,7 +67,9 @@ def cells(
     )
 
 
-def wins(better: Place, *, over: Place, margin: float = 0.0, **names: Iterable[object]) -> Judge:
+def wins(
+    better: CellKey, *, over: CellKey, margin: float = 0.0, **names: Iterable[object]
+) -> Judge:
     """Judges whether one cell is above another, by more than a margin and noise.
 
     In the two places, {name} stands for each of `names` in turn.
@@ -77,14 +79,14 @@ def wins(better: Place, *, over: Place, margin: float = 0.0, **names: Iterable[o
 
 
 def level(
-    one: Place, *, beside: Place, margin: float | None = None, **names: Iterable[object]
+    one: CellKey, *, beside: CellKey, margin: float | None = None, **names: Iterable[object]
 ) -> Judge:
     """Judges whether one cell is not below another by more than a margin, or else noise."""
     pairs = expand_pairs(one, beside, **names)
     return lambda results: none_below(results, pairs, margin)
 
 
-def narrows(label: str, one: Place, other: Place, **names: Iterable[object]) -> Judge:
+def narrows(label: str, one: CellKey, other: CellKey, **names: Iterable[object]) -> Judge:
     """Judges whether the lead of one cell over another is smaller with the second of `names`."""
 
     def judge(results: Results) -> Judgement:
@@ -97,7 +99,7 @@ def narrows(label: str, one: Place, other: Place, **names: Iterable[object]) -> 
     return judge
 
 
-def expand_pairs(one: Place, other: Place, **names: Iterable[object]) -> list[Pair]:
+def expand_pairs(one: CellKey, other: CellKey, **names: Iterable[object]) -> list[Pair]:
     """Both places for every combination of `names`, by which {name} in them is replaced.
 
     >>> expand_pairs(("{d}, TAT", "tanh"), ("{d}, EOC", "tanh"), d=(50, 101))[1]

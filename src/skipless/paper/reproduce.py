@@ -69,7 +69,7 @@ def report_item(
 def _require_same_scale(path: Path, scale: ScaleName) -> None:
     if path.exists() and (before := Results.read(path).scale) != scale:
         raise FileExistsError(
-            f"{path} holds results of the scale {before}, and would be overwritten by the scale "
+            f"{path} holds results of the scale {before}, and would be overwritten by those of "
             f"{scale}. Name another --output, or remove them."
         )
 

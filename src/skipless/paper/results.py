@@ -23,7 +23,7 @@ from skipless.runs.outcome import Outcome
 
 from .scales import ScaleName
 
-Place = tuple[str, str]  # row and column of a cell
+CellKey = tuple[str, str]  # row and column of a cell
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Results:
         summaries = [_summarize(trials) for trials in settings.values()]
         return max(summaries, key=lambda summary: summary.rank, default=None)
 
-    def cells(self, *places: Place) -> list[Summary] | None:
+    def cells(self, *places: CellKey) -> list[Summary] | None:
         """The cells at all places; None if one of them was not run."""
         found = [self.cell(*place) for place in places]
         return [cell for cell in found if cell is not None] if all(found) else None
