@@ -14,8 +14,8 @@ from browser import Browser, chromium
 from html_pages import CHARTS, CONTRAST, Reader, fetched
 from skipless.record import MetricsFile, Record, write_run
 from skipless.report.comparison import (
-    Comparison,
     Contestant,
+    NetworkComparison,
     comparison_page,
     conclusion,
     results_table,
@@ -66,8 +66,8 @@ def contestant(
 
 def comparison(
     folder: Path, relu: float, trelu: float, resnet: float, names: Sequence[str] = NAMES
-) -> Comparison:
-    return Comparison(
+) -> NetworkComparison:
+    return NetworkComparison(
         title="Deep <em>plain",
         introduction="What <b>is</b> compared.",
         contestants=[
@@ -81,11 +81,11 @@ def comparison(
 
 
 @pytest.fixture
-def example(tmp_path: Path) -> Comparison:
+def example(tmp_path: Path) -> NetworkComparison:
     return comparison(tmp_path, relu=0.25, trelu=0.96, resnet=0.97)
 
 
-def test_the_page_is_well_formed_and_has_every_part_once(example: Comparison) -> None:
+def test_the_page_is_well_formed_and_has_every_part_once(example: NetworkComparison) -> None:
     found = Reader(comparison_page(example))
     assert found.count("h1") == found.count("title") == found.count("main") == 1
     assert found.count("figure") == found.count("figcaption") == 3
@@ -98,12 +98,12 @@ def test_the_page_is_well_formed_and_has_every_part_once(example: Comparison) ->
     assert not any("id" in own for _, own in found.elements)
 
 
-def test_the_page_fetches_nothing(example: Comparison) -> None:
+def test_the_page_fetches_nothing(example: NetworkComparison) -> None:
     assert fetched(comparison_page(example)) == []
     assert "data:," in comparison_page(example)  # the icon that a browser would ask for otherwise
 
 
-def test_words_from_outside_are_escaped(example: Comparison) -> None:
+def test_words_from_outside_are_escaped(example: NetworkComparison) -> None:
     text = comparison_page(example)
     found = Reader(text)
     assert "t<relu" not in text
@@ -114,7 +114,7 @@ def test_words_from_outside_are_escaped(example: Comparison) -> None:
     assert "7 & 8" in found.within("td")
 
 
-def test_the_tables_hold_the_numbers_of_the_runs(example: Comparison) -> None:
+def test_the_tables_hold_the_numbers_of_the_runs(example: NetworkComparison) -> None:
     cells = Reader(comparison_page(example)).within("td")
     one = ["no", "no", "1,234,567", "0.1", "87.5%", "25.0%", "42"]
     two = ["no", "no", "1,234,567", "0.1", "87.5%", "96.0%", "42"]
@@ -125,7 +125,7 @@ def test_the_tables_hold_the_numbers_of_the_runs(example: Comparison) -> None:
     assert rows == [["relu", *one], ["t<relu", *two], ["resnet", *three]]
 
 
-def test_the_maps_are_put_into_words_by_their_numbers(example: Comparison) -> None:
+def test_the_maps_are_put_into_words_by_their_numbers(example: NetworkComparison) -> None:
     almost, alike = [
         text for text in Reader(comparison_page(example)).within("li") if "unrelated" in text
     ]
@@ -173,7 +173,7 @@ def test_a_gap_that_may_be_chance_is_called_so(tmp_path: Path, trelu: float, lev
 def test_networks_that_diverged_are_reported_as_such(tmp_path: Path) -> None:
     lost = contestant(tmp_path, "relu", [NAN, NAN, NAN])
     kept = contestant(tmp_path, "trelu", [NAN, 0.5, NAN])
-    both = Comparison("", "", [lost, kept], 1000, {})
+    both = NetworkComparison("", "", [lost, kept], 1000, {})
     assert conclusion(both) == (
         "trelu gets 50.0% of the 1,000 validation images right. "
         "relu diverged at every learning rate tried."
@@ -189,7 +189,8 @@ def test_a_loss_that_is_no_number_ends_its_line(tmp_path: Path) -> None:
     whole = contestant(tmp_path, "relu", [0.1, 0.2, 0.3])
     broken = replace(whole, record=record(tmp_path / "broken", 0.3, [2.3, 9.0, NAN]))
     counts = [
-        comparison_page(Comparison("", "", [one], 9, {})).count("cross") for one in (whole, broken)
+        comparison_page(NetworkComparison("", "", [one], 9, {})).count("cross")
+        for one in (whole, broken)
     ]
     assert counts[1] == counts[0] + 1
 
@@ -215,7 +216,7 @@ def test_percent_and_impossible_rates_are_refused(
         replace(one, grid=grid)
 
 
-def test_a_page_without_a_folder_is_refused(example: Comparison, tmp_path: Path) -> None:
+def test_a_page_without_a_folder_is_refused(example: NetworkComparison, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="mkdir -p"):
         write_page(tmp_path / "missing" / "page.html", example)
 
@@ -247,7 +248,7 @@ def test_a_browser_shows_every_chart_whole_on_any_screen(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_words_are_legible_in_light_and_dark(
-    browser: Browser, example: Comparison, tmp_path: Path, scheme: str
+    browser: Browser, example: NetworkComparison, tmp_path: Path, scheme: str
 ) -> None:
     browser.prefer(scheme)
     browser.go(write_page(tmp_path / "page.html", example))

@@ -111,7 +111,7 @@ class Contestant:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class NetworkComparison:
     """Networks trained on the same images; `facts` say how, when and where."""
 
     title: str
@@ -136,7 +136,7 @@ def _percent(fraction: float) -> str:
     return format_percent(100 * fraction)
 
 
-def _rows(comparison: Comparison) -> list[list[str]]:
+def _rows(comparison: NetworkComparison) -> list[list[str]]:
     """One row of text under `HEADER` for each network."""
     yes = {True: "yes", False: "no"}
     return [
@@ -154,12 +154,12 @@ def _rows(comparison: Comparison) -> list[list[str]]:
     ]
 
 
-def results_table(comparison: Comparison) -> str:
+def results_table(comparison: NetworkComparison) -> str:
     """The results for a terminal, as an aligned table of text."""
     return table(HEADER, _rows(comparison))
 
 
-def conclusion(comparison: Comparison) -> str:
+def conclusion(comparison: NetworkComparison) -> str:
     """Which network came first, by how much, and whether that may be chance, in sentences."""
     learned = [one for one in comparison.contestants if one.learned]
     diverged = [one.label for one in comparison.contestants if not one.learned]
@@ -275,12 +275,12 @@ def _spaced(rates: list[float]) -> list[float]:
     return chosen
 
 
-def write_page(path: Path, comparison: Comparison) -> Path:
+def write_page(path: Path, comparison: NetworkComparison) -> Path:
     """Write the page to `path`, whose folder must exist, and return it."""
     return write_document(path, comparison_page(comparison))
 
 
-def comparison_page(comparison: Comparison) -> str:
+def comparison_page(comparison: NetworkComparison) -> str:
     """The page as text: the result in words and numbers, then why, then how it was made."""
     header = (
         f"<p>{escape(comparison.introduction)}</p>\n"
@@ -298,7 +298,7 @@ def comparison_page(comparison: Comparison) -> str:
     return html_document(comparison.title, header, sections)
 
 
-def _coloured_conclusion(comparison: Comparison) -> str:
+def _coloured_conclusion(comparison: NetworkComparison) -> str:
     """The conclusion, with the networks' names in their colours."""
     names = {escape(one.label): f"t{n % STYLES}" for n, one in enumerate(comparison.contestants)}
     # The longest first, so that a name within another one does not break it.
@@ -307,7 +307,7 @@ def _coloured_conclusion(comparison: Comparison) -> str:
     return re.sub(pattern, bold, escape(conclusion(comparison)))
 
 
-def _results(comparison: Comparison) -> str:
+def _results(comparison: NetworkComparison) -> str:
     rows = []
     for style, row in enumerate(_rows(comparison)):
         description = comparison.contestants[style].description

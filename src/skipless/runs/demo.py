@@ -18,7 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skipless.record import RUN, Record
-from skipless.report.comparison import Comparison, Contestant, conclusion, results_table, write_page
+from skipless.report.comparison import (
+    Contestant,
+    NetworkComparison,
+    conclusion,
+    results_table,
+    write_page,
+)
 from skipless.train.data import load_data
 
 from .configuration import Configuration
@@ -104,13 +110,13 @@ def main(
 
 def _comparison(
     records: Mapping[DemoNetwork, Mapping[float, Record]], seconds: float
-) -> Comparison:
+) -> NetworkComparison:
     network, runs = next(iter(records.items()))
     rates, some = list(runs), next(iter(runs.values()))
     given, versions, machine = network.configuration, some.run["versions"], some.run["machine"]
     assert isinstance(versions, dict)
     assert isinstance(machine, dict)
-    return Comparison(
+    return NetworkComparison(
         "A 50-layer network without shortcuts",
         INTRODUCTION,
         [_contestant(own, by_rate) for own, by_rate in records.items()],
