@@ -274,7 +274,7 @@ def figure4() -> Item:
 
     The setting is the paper's: TReLU with η = 0.9 from c = 0, DKS with ζ = 10 and SoftPlus from
     c = 0.8; fully-connected networks with Gaussian and with orthogonal weights; 100 pairs of inputs
-    and 50 networks; c behind every activation, with its standard deviation. The paper names the
+    and 50 networks; c after every activation, with its standard deviation. The paper names the
     widths 30 and 100, and does not name the depth. We take 100 layers, and widths up to 1000.
 
     The paper finds that TReLU has a small error even at width 30; that under DKS deviations are

@@ -171,7 +171,7 @@ def read_sections(paths: Sequence[Path], *, curves: bool = False) -> list[Sectio
     """The sections of files of results, in the order of the paper.
 
     With `curves`, each has its training curves and C maps too. Further results of an item have a
-    number behind its name.
+    number after its name.
     """
     found = [Results.read(path) for path in paths]
     for results in found:

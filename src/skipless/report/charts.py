@@ -44,7 +44,7 @@ def c_map_chart(curves: Mapping[int, CMapCurve]) -> Chart:
         title="From input to output",
         description="Similarity of two outputs by the similarity of the two inputs. "
         + describe_lines(lines),
-        x=Axis("c of the two images that enter", -1.0, 1.0, words),
+        x=Axis("c of the two inputs", -1.0, 1.0, words),
         y=linear_axis("c of the two outputs (1: identical)", -1.0, 1.0),
         lines=lines,
         key=True,
@@ -53,7 +53,7 @@ def c_map_chart(curves: Mapping[int, CMapCurve]) -> Chart:
 
 
 def layers_chart(curves: Mapping[int, CMapCurve]) -> Chart:
-    """The similarity of two unrelated images behind each layer; curves are by style."""
+    """The similarity of two unrelated images after each layer; curves are by style."""
     lines = tuple(
         Line(
             label=curve.label,
@@ -67,7 +67,7 @@ def layers_chart(curves: Mapping[int, CMapCurve]) -> Chart:
     lowest = min(0.0, *(float(np.min(curve.layers)) for curve in curves.values()))
     return Chart(
         title="Layer by layer",
-        description="c of two unrelated images behind each layer, at the end: "
+        description="c of two unrelated images after each layer, at the end: "
         + describe_lines(lines),
         x=linear_axis("layers passed", 0, max(depth, 1)),
         y=linear_axis("c of two unrelated images (1: identical)", lowest, 1.0),

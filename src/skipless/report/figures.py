@@ -21,7 +21,7 @@ _MOST_BARS = 20
 
 @dataclass(frozen=True)
 class CMapCurve:
-    """One method's C maps on the grid `c`, and the c value behind each layer, from c = 0."""
+    """One method's C maps on the grid `c`, and the c value after each layer, from c = 0."""
 
     label: str
     c: Array
