@@ -337,7 +337,7 @@ def test_the_report_names_the_operation_whose_shape_is_unknown(
         (("vgg",), "List them with skipless models. Or name the folder of a run"),
         (("nowhere/run",), "nowhere/run, which is not there. Name the folder of a run"),
         (("weights.pt",), "which is not there. Name the folder of a run"),
-        (("{here}/a.pt",), "a.pt, which is none. Name the folder of a run"),
+        (("{here}/a.pt",), "a.pt is not a trained network. Name the folder of a run"),
         (("",), "but '' was given. Name the folder of a run"),
         (("{weights}", "--average"), "which is not averaged. Drop one"),
         (

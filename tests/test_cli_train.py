@@ -126,7 +126,7 @@ def wrong(*options: str) -> list[str]:
             wrong("--optimizer", "kfac", "--kfac-damping", "-1"),
             "damping must be finite and >= 0, got -1",
         ),
-        (wrong("--optimizer", "kfac", "--compile"), "compile was asked for with KFAC"),
+        (wrong("--optimizer", "kfac", "--compile"), "KFAC cannot be combined with compile"),
         (
             wrong("--kfac-damping", "0.1"),
             "--kfac-damping needs --optimizer kfac, got --optimizer sgd",

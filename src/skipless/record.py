@@ -1,7 +1,7 @@
-"""What a run leaves on disk: `run.json`, how it was set up, and `metrics.jsonl`, what it measured.
+"""What a run leaves on disk: its setup in `run.json` and its measurements in `metrics.jsonl`.
 
 Each line of `metrics.jsonl` is an object with a `kind` ("train", "validation", "average"), the
-`step` that it was measured after, and numbers by name.
+`step` after which it was measured, and numbers by name.
 """
 
 from __future__ import annotations
@@ -29,41 +29,40 @@ class Record:
 
     @classmethod
     def read(cls, folder: Path) -> Record:
-        """The record in `folder`; a last line that was cut off while being written is left out."""
+        """The record in `folder`, without a last line that is cut off."""
         path = folder / RUN
         if not path.is_file():
             raise FileNotFoundError(
-                f"A run was looked for in {folder}, but there is no {RUN}. Name the folder that "
-                "was given as --output."
+                f"No run in {folder}: {RUN} is missing. Name the folder given as --output."
             )
         try:
             run = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}. Restore it, or train anew.") from None
+            raise ValueError(f"{path} is damaged: {error}. Restore it, or train again.") from None
         if not isinstance(run, dict):
-            raise ValueError(f"{path} is damaged: it has no names. Restore it, or train anew.")
+            raise ValueError(f"{path} is damaged: it is not an object. Restore it, or train again.")
         return cls(folder, run, tuple(_rows(folder / METRICS)))
 
     def series(self, kind: str, name: str) -> tuple[list[int], list[float]]:
-        """Steps and values of one number, of all rows of a kind that have it as a number."""
+        """Steps and values of `name`, from the rows of a kind that have it."""
         rows = [r for r in self.metrics if r["kind"] == kind and r.get(name) is not None]
         return [int(number(row, "step")) for row in rows], [number(row, name) for row in rows]
 
 
 def number(row: Mapping[str, Json], name: str) -> float:
-    """A number of a row; NaN, which JSON does not have, where there is none."""
+    """A number of a row, or NaN if it has none."""
     value = row.get(name)
     return float(value) if isinstance(value, int | float) else math.nan
 
 
 class MetricsFile:
-    """Writes the metrics of a run, one line at a time."""
+    """The `metrics.jsonl` of a run, written one line at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / METRICS
 
     def append(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
-        """Write one line, and hand it to the operating system at once."""
+        """Write one line, unbuffered."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
 
@@ -74,18 +73,18 @@ class MetricsFile:
                 os.fsync(file.fileno())
 
     def rewind(self, step: int) -> None:
-        """Forget what was measured after `step`, as a run that goes on from there needs."""
+        """Drop all lines after `step`, from which a run resumes."""
         rows = [row for row in _rows(self.path) if number(row, "step") <= step]
         write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_run(folder: Path, run: Mapping[str, Json]) -> None:
-    """Write `run.json` into `folder`."""
+    """Write `run.json` to `folder`."""
     write_atomically(folder / RUN, json.dumps(run, indent=2) + "\n")
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file that is there as a whole or not at all."""
+    """Write a file completely or not at all."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("w", encoding="utf-8") as file:
@@ -99,7 +98,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _rows(path: Path) -> Iterator[dict[str, Json]]:
-    """The lines of a journal, as far as they are whole."""
+    """The lines of a metrics file, up to the first that is cut off."""
     if not path.exists():
         return
     with path.open(encoding="utf-8") as file:

@@ -92,11 +92,11 @@ def refused(given: Configuration, message: str) -> None:
 def test_a_wrong_teacher_is_named_with_a_remedy(copied: Path, tmp_path: Path) -> None:
     refused(taught_by(tmp_path / "nothing"), r"--teacher: .*nothing, which is not there. Name")
     (tmp_path / "empty").mkdir()
-    refused(taught_by(tmp_path / "empty"), r"--teacher: .*it has no checkpoint. Name")
+    refused(taught_by(tmp_path / "empty"), r"--teacher: .*has no checkpoint. Name")
     refused(replace(STUDENT, teacher=""), r"--teacher: .* but '' was given. Name")
     refused(replace(STUDENT, teacher=None), r"--teacher-weight needs a trained network: --teacher")
     newest = copied / "checkpoints" / "step-00000028"
-    refused(taught_by(copied / "metrics.jsonl"), r"metrics.jsonl, which is none")
+    refused(taught_by(copied / "metrics.jsonl"), r"metrics.jsonl is not a trained network")
     (newest / "average.safetensors").write_bytes(b"damaged")
     refused(taught_by(copied), r"step-00000028 is damaged .*average.safetensors is not what")
     (newest / "manifest.json").unlink()

@@ -135,11 +135,11 @@ def test_augmented_images_are_the_same_for_two_processes_as_for_one() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size = 0 was asked for; give at least 1"),
-        ({"batch_size": 8, "seed": -1}, "seed = -1 was asked for; give at least 0"),
-        ({"batch_size": 8, "workers": -1}, "workers = -1"),
-        ({"batch_size": 8, "rank": 2, "world": 2}, "processes are numbered from 0 to 1"),
-        ({"batch_size": 8, "world": 2, "accumulate": 3}, "Make it a multiple of 6"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"batch_size": 8, "seed": -1}, "seed must be >= 0, got -1"),
+        ({"batch_size": 8, "workers": -1}, "workers must be >= 0, got -1"),
+        ({"batch_size": 8, "rank": 2, "world": 2}, "rank must be from 0 to 1, got 2"),
+        ({"batch_size": 8, "world": 2, "accumulate": 3}, "must be a multiple of 6 .*, got 8"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(options: dict, message: str) -> None:
@@ -148,9 +148,9 @@ def test_numbers_that_do_not_fit_are_refused(options: dict, message: str) -> Non
 
 
 def test_an_epoch_that_cannot_be_is_refused_before_its_first_batch() -> None:
-    with pytest.raises(ValueError, match=r"A batch of 24 was asked for, but .* only 20 samples"):
+    with pytest.raises(ValueError, match=r"batch_size must be at most the 20 samples .*, got 24"):
         Batches(Numbers(20), 24).epoch(0)
-    with pytest.raises(ValueError, match="Step 3 of an epoch was asked for, but it has 2"):
+    with pytest.raises(ValueError, match="first_step must be from 0 to 2, got 3"):
         Batches(Numbers(20), 10).epoch(0, first_step=3)
 
 
@@ -187,7 +187,7 @@ def test_workers_deliver_what_one_process_does_and_leave_the_random_numbers_alon
     assert torch.equal(next(left)[0], -next(iter(alone.epoch(whole)))[0])
     entered = shared.epoch(whole, 3)  # an epoch that is left early does no harm to the next
     assert torch.equal(next(entered)[0], -next(iter(alone.epoch(whole, 3)))[0])
-    with pytest.raises(RuntimeError, match="Another epoch was begun with the same workers"):
+    with pytest.raises(RuntimeError, match="Another epoch was started with the same workers"):
         next(left)
     damaged = next(e for e in range(200) if e != whole and any(
         s[0] == 23 for b in told(Batches(Numbers(24), 5), e) for s in b))  # fmt: skip
@@ -199,7 +199,7 @@ def test_workers_deliver_what_one_process_does_and_leave_the_random_numbers_alon
 
 def test_a_function_that_workers_cannot_get_is_refused(photos: Data) -> None:
     batches = Batches(photos.validation, 5, workers=1, normalize=lambda images: images)
-    with pytest.raises(ValueError, match=r"cannot be sent to worker processes.*workers=0"):
+    with pytest.raises(ValueError, match=r"must be picklable to reach worker processes.*workers=0"):
         next(batches.in_order())
 
 
@@ -251,7 +251,7 @@ def test_workers_outlive_signals_to_all_and_their_death_is_told_in_one_line(
     assert done.stderr == ""
     delivered, death = done.stdout.splitlines()
     assert delivered == "5"
-    assert death.startswith("A process that loads images died (")
+    assert death.startswith("A worker process that loads images died (")
 
 
 ORPHANED = """

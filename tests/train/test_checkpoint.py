@@ -179,7 +179,7 @@ def test_where_there_is_no_room_the_last_checkpoint_stays_and_is_named(tmp_path:
         [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True
     )
     assert result.stderr == ""
-    assert "of step 2 could not be written" in result.stdout
+    assert "Cannot write the checkpoint of step 2" in result.stdout
     assert "File too large" in result.stdout
     assert "step-00000001" in result.stdout
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]

@@ -14,7 +14,6 @@ from torch import Tensor
 from skipless.train import arrays
 from skipless.train.arrays import (
     ArraySplit,
-    Augmentation,
     _splits,
     channel_statistics,
     shift_and_flip,
@@ -134,9 +133,9 @@ def test_smaller_images_are_shifted_by_less() -> None:
     assert part.pad == 0  # half of the pixel that whole digits are shifted by, to the even side
     images = np.zeros((2, 1, 32, 32), dtype=np.uint8)
     labels = np.zeros(2, dtype=np.int64)
-    given = Augmentation(pad=4, flip=True, usual=True)
-    assert _splits((images, labels), (images, labels), given, None, 8)[0].pad == 1
-    assert _splits((images, labels), (images, labels), given, None, None)[0].pad == 4
+    for size, pad in ((8, 1), (None, 4)):
+        train, _ = _splits((images, labels), (images, labels), pad=4, flip=True, size=size)
+        assert train.pad == pad
 
 
 def test_digits_are_augmented_only_on_demand_and_never_mirrored() -> None:
@@ -195,11 +194,11 @@ def test_a_comma_says_what_an_x_says() -> None:
         ("FashionMNIST", "Did you mean fashion-mnist?"),
         ("image-folder:/data", "Did you mean imagefolder:PATH?"),
         ("zzzz", "There is no data set 'zzzz'. The names are digits"),
-        ("digits:8", "its name has the form digits"),
-        ("imagefolder", "its name has the form imagefolder:PATH"),
-        ("imagefolder:", "its name has the form imagefolder:PATH"),
+        ("digits:8", "The data set 'digits' is named digits, got 'digits:8'"),
+        ("imagefolder", "is named imagefolder:PATH, got 'imagefolder'"),
+        ("imagefolder:", "is named imagefolder:PATH, got 'imagefolder:'"),
         ("synthetic:3x32", "synthetic:SHAPE[:CLASSES[:SAMPLES]]"),
-        ("synthetic:3x32x0", "positive whole numbers"),
+        ("synthetic:3x32x0", "in positive integers, such as"),
         ("synthetic:3x32x32:10:5:1", "synthetic:SHAPE[:CLASSES[:SAMPLES]]"),
     ],
 )
@@ -211,13 +210,10 @@ def test_a_wrong_name_is_answered_by_the_right_ones(name: str, message: str) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"folder": Path("here")}, "only fashion-mnist and cifar10 are looked for in a folder"),
-        ({"image_size": 3}, "can only be brought to a divisor of 8"),
-        (
-            {"train_size": 1438},
-            "1438 training samples of digits were asked for, but there are 1437",
-        ),
-        ({"validation_size": 0}, "0 validation samples of digits were asked for"),
+        ({"folder": Path("here")}, "only to fashion-mnist and cifar10, got here for digits"),
+        ({"image_size": 3}, "must divide 8, got 3"),
+        ({"train_size": 1438}, "train_size of digits must be from 1 to 1437, got 1438"),
+        ({"validation_size": 0}, "validation_size of digits must be from 1 to 360, got 0"),
     ],
 )
 def test_an_option_that_does_not_fit_is_refused(options: dict, message: str) -> None:

@@ -18,7 +18,7 @@ from skipless.train.data import load_data
 
 CIFAR_NAMES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 FASHION_NAMES = ["train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"]
-REAL = {place.name: [f for f in place.candidates(None) if place.ending(f)]
+REAL = {place.name: [f for f in place.search_path(None) if place.suffix_in(f)]
         for place in (CIFAR10, FASHION_MNIST)}  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def no_other_place(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     if "real" not in request.node.name:
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         monkeypatch.delenv("SKIPLESS_DATA", raising=False)
-        elsewhere = replace(FASHION_MNIST, installed=())
+        elsewhere = replace(FASHION_MNIST, system_folders=())
         monkeypatch.setattr("skipless.train.arrays.FASHION_MNIST", elsewhere)
 
 
@@ -157,7 +157,7 @@ def test_fashion_mnist_is_read_packed_or_not(tmp_path: Path, ending: str) -> Non
 
 def test_missing_files_are_named_with_the_command_that_brings_them(tmp_path: Path) -> None:
     for name, file in (("cifar10", "data_batch_1.bin"), ("fashion-mnist", "train-images-idx3")):
-        with pytest.raises(FileNotFoundError, match=rf"{file}.*Bring it: skipless data {name}"):
+        with pytest.raises(FileNotFoundError, match=rf"{file}.*Get it: skipless data {name}"):
             load_data(name)
         with pytest.raises(FileNotFoundError, match=f"there/{file}.*skipless data {name} --folder"):
             load_data(name, folder=tmp_path / "there")
@@ -177,7 +177,7 @@ def test_one_missing_batch_is_named(tmp_path: Path) -> None:
     [
         (b"", "its 0 bytes are not records of 3073"),
         (b"\0" * 3072, "its 3072 bytes are not records of 3073"),
-        (b"\x0a" * 3073, "its labels are not all among 0 to 9"),
+        (b"\x0a" * 3073, "its labels are not all from 0 to 9"),
     ],
 )
 def test_a_damaged_binary_batch_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -207,10 +207,14 @@ def test_files_need_as_many_images_as_the_real_ones_have(
     with pytest.raises(ValueError, match=r"data_batch_1\.bin is damaged: it has 4 .* not 10000\."):
         load_data("cifar10", folder=tmp_path / "there")
     write_fashion(tmp_path / "there")
-    with pytest.raises(ValueError, match=r"The train files .*\(12, 28, 28\).* not 60000 images"):
+    with pytest.raises(
+        ValueError, match=r"The train files .*\(12, 28, 28\).* expected 60000 images"
+    ):
         load_data("fashion-mnist", folder=tmp_path / "there")
     monkeypatch.setattr(arrays, "FASHION_MNIST_TRAIN", 12)
-    with pytest.raises(ValueError, match=r"The t10k files .* not 10000 images.*: skipless data"):
+    with pytest.raises(
+        ValueError, match=r"The t10k files .* expected 10000 images.*: skipless data"
+    ):
         load_data("fashion-mnist", folder=tmp_path / "there")
 
 
@@ -230,9 +234,9 @@ def test_a_python_batch_can_do_nothing_but_hold_arrays(tmp_path: Path, kind: str
     file, trace = tmp_path / "there" / "data_batch_3", tmp_path / "trace"
     good = file.read_bytes()
     bad = {
-        "evil": (pickle.dumps(Evil(trace)), r"asks for posix\.mkdir"),
+        "evil": (pickle.dumps(Evil(trace)), r"refers to posix\.mkdir"),
         "short": (good[:5000], "cannot be unpickled"),
-        "other": (pickle.dumps([1, 2]), "a batch has `data` and `labels`"),
+        "other": (pickle.dumps([1, 2]), "lacks `data` or `labels`"),
         "narrow": (pickle.dumps({b"data": np.zeros((1, 9)), b"labels": [1]}), r"float64 \(1, 9\)"),
     }
     content, reason = bad[kind]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from skipless.record import Json, MetricsFile, Record, number
 from skipless.train.batches import Batches
 from skipless.train.checkpoint import Checkpoints, DamagedCheckpointWarning
-from skipless.train.engine import DivergedError, Engine, Window, evaluate
+from skipless.train.engine import DivergedError, Engine, LogWindow, evaluate
 from skipless.train.process import Process
 from skipless.train.settings import Settings
 from toy_training import Toy, run_folder, toy_data, toy_engine, toy_model
@@ -269,9 +269,11 @@ def test_losses_of_a_gpu_are_looked_at_together_and_the_first_bad_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a GPU, no loss is asked for by itself.
-    monkeypatch.setattr(Window, "last_is_bad", lambda _: False)
+    monkeypatch.setattr(LogWindow, "last_is_bad", lambda _: False)
     monkeypatch.setattr(
-        Engine, "_looks_bad", lambda self: self._log_due() and self.window.bad_step() is not None
+        Engine,
+        "_sees_divergence",
+        lambda self: self._log_due() and self.window.first_bad_loss() is not None,
     )
     engine = toy_engine(replace(PLAIN, schedule="step", epochs=9, log_every=5))
     weight = next(engine.model.parameters())

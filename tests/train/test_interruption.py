@@ -25,7 +25,7 @@ def test_a_signal_is_remembered_and_a_second_one_acts(number: signal.Signals) ->
 
 
 def test_one_that_is_patient_waits_whatever_comes() -> None:
-    with Interruption(patient=True) as interruption:
+    with Interruption(ignore_repeats=True) as interruption:
         for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
             os.kill(os.getpid(), number)
         assert interruption.requested

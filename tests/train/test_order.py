@@ -118,9 +118,9 @@ def test_an_epoch_entered_late_is_the_tail_of_the_whole() -> None:
     ("classes", "batch_size", "message"),
     [
         (0, 12, r"from 1 to 3"),
-        (4, 12, r"have 3 classes.*from 1 to 3"),
+        (4, 12, r"from 1 to 3, .*, got 4"),
         (5, 10, r"from 1 to 3"),
-        (2, 9, r"multiple of 2"),
+        (2, 9, r"multiple of classes_per_batch, 2, got 9"),
         (1, 24, r"take 24 of each, but one class has only 20"),
     ],
 )

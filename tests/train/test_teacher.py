@@ -159,7 +159,7 @@ def test_a_teacher_reads_in_the_precision_and_layout_of_its_student(tmp_path: Pa
 )
 def test_what_makes_no_sense_is_named(name: str, value: float) -> None:
     for wrong in (value, float("nan")):
-        with pytest.raises(ValueError, match=f"teacher_{name} = "):
+        with pytest.raises(ValueError, match=f"teacher_{name} must be .*, got "):
             Teacher(trained_network(), **{name: wrong})
 
 

@@ -414,7 +414,7 @@ def _format_memory(memory: TrainingMemory) -> str:
         "gradients": memory.gradients,
         "optimiser": memory.optimizer,
         "activations": memory.activations,
-        "their gradients": memory.passing,
+        "their gradients": memory.backward,
         **({"teacher": memory.teacher} if memory.teacher else {}),
         "total": memory.total,
     }

@@ -1,13 +1,11 @@
-"""Checkpoints that are there as a whole or not at all.
+"""Checkpoints, written completely or not at all.
 
 A run's folder has `checkpoints/step-00000500/` and so on, each with
 
 - `model.safetensors`: weights and buffers of the model,
 - `average.safetensors`: those of its moving average, if there is one,
 - `state.pt`: optimiser, position in schedule and data, random states,
-- `manifest.json`: the SHA-256 of each of them, by which damage is seen.
-
-The states of all generators of random numbers that a step may use.
+- `manifest.json`: the SHA-256 of each of them, which reveals damage.
 """
 
 from __future__ import annotations
@@ -33,14 +31,9 @@ from torch import Tensor
 from skipless.record import RUN
 
 FOLDER = "checkpoints"
-MODEL, AVERAGE, STATE, MANIFEST = (
-    "model.safetensors",
-    "average.safetensors",
-    "state.pt",
-    "manifest.json",
-)
-_BESIDE = (RUN, STATE, MANIFEST)  # files of a run or of a checkpoint that hold no weights
-_DO = (
+MODEL, AVERAGE = "model.safetensors", "average.safetensors"
+STATE, MANIFEST = "state.pt", "manifest.json"
+_HINT = (
     f"Name the folder of a run of skipless train, one of its {FOLDER}, or the weights in one "
     f"({MODEL}, {AVERAGE})."
 )
@@ -51,12 +44,12 @@ class CheckpointError(OSError):
 
 
 class DamagedCheckpointWarning(UserWarning):
-    """A checkpoint was passed over because it is not what was written."""
+    """A checkpoint is skipped because its files do not match their checksums."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is needed to go on after `step`."""
+    """All that a run needs to resume after `step`."""
 
     step: int
     weights: Mapping[str, Tensor]
@@ -66,7 +59,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class TrainedWeights:
-    """The weights of a network as they were after `step`, and the checksum of their file."""
+    """The weights of a network after `step`, and the checksum of their file."""
 
     step: int
     tensors: Mapping[str, Tensor]
@@ -74,50 +67,50 @@ class TrainedWeights:
 
 
 class Checkpoints:
-    """The checkpoints of a run, of which the newest `keep` are kept."""
+    """The newest `keep` checkpoints of a run."""
 
     def __init__(self, run: Path, keep: int = 3) -> None:
         if keep < 1:
-            raise ValueError(f"{keep} checkpoints were to be kept; keep 1 or more.")
+            raise ValueError(f"keep must be >= 1, got {keep}")
         self.folder = run / FOLDER
         self.keep = keep
         self._damaged: set[Path] = set()
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint, then remove those too old to keep."""
+        """Write a checkpoint, then remove old and damaged ones, and those of later steps."""
         path = self.folder / f"step-{checkpoint.step:08d}"
         partial = path.with_name(path.name + ".partial")
-        for cut_off in self.folder.glob("*.partial"):  # by a power cut, or SIGKILL
-            shutil.rmtree(cut_off, ignore_errors=True)
+        for interrupted in self.folder.glob("*.partial"):  # by a power cut, or SIGKILL
+            shutil.rmtree(interrupted, ignore_errors=True)
         try:
             partial.mkdir(parents=True)
             _write_files(partial, checkpoint)
-            shutil.rmtree(path, ignore_errors=True)  # one that was found damaged
+            shutil.rmtree(path, ignore_errors=True)  # a damaged one
             partial.rename(path)
-            _flush(self.folder)
+            _fsync_folder(self.folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
-            raise CheckpointError(self._unwritten(checkpoint.step, error)) from error
+            raise CheckpointError(
+                f"Cannot write the checkpoint of step {checkpoint.step} to {self.folder}: "
+                f"{error.strerror or error}. The newest checkpoint is {self.describe_newest()}. "
+                "Free some space, then rerun with --resume."
+            ) from error
         self._damaged.discard(path)
-        self._remove_old(checkpoint.step)
+        past = [path for path in self.paths() if _step(path) <= checkpoint.step]
+        for old in _folders(self.folder):
+            if old not in past[-self.keep :]:
+                shutil.rmtree(old, ignore_errors=True)
         return path
 
-    def _remove_old(self, step: int) -> None:
-        """Remove what is too old to keep, what is damaged, and a future that was not taken."""
-        past = [path for path in self.paths() if _step(path) <= step]
-        for path in _folders(self.folder):
-            if path not in past[-self.keep :]:
-                shutil.rmtree(path, ignore_errors=True)
-
     def load_newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole, or None; damaged ones are warned of."""
+        """The newest intact checkpoint, or None; warns of damaged ones."""
         for path in reversed(self.paths()):
             try:
-                return _read(path)
+                return _load(path)
             except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                 self._damaged.add(path)
                 warnings.warn(
-                    f"The checkpoint {path} is damaged ({error}). Going back to the one before: "
+                    f"The checkpoint {path} is damaged ({error}). Using the one before it: "
                     f"{self.describe_newest()}.",
                     DamagedCheckpointWarning,
                     stacklevel=2,
@@ -125,152 +118,71 @@ class Checkpoints:
         return None
 
     def paths(self) -> list[Path]:
-        """Folders of all checkpoints not known to be damaged, the oldest first."""
+        """Folders of all checkpoints not known to be damaged, oldest first."""
         return [path for path in _folders(self.folder) if path not in self._damaged]
 
     def describe_newest(self) -> str:
-        """The newest checkpoint, in words."""
+        """The path of the newest checkpoint, or "none"."""
         paths = self.paths()
         return str(paths[-1]) if paths else "none"
 
-    def _unwritten(self, step: int, error: OSError) -> str:
-        return (
-            f"The checkpoint of step {step} could not be written to {self.folder}: "
-            f"{error.strerror or error}. The last one that is whole: {self.describe_newest()}. "
-            "Make room, then go on with --resume."
-        )
-
 
 def expand_home(named: str | Path) -> Path:
-    """A path with the home folder in place of ~, if there is one."""
+    """A path with ~ replaced by the home folder, if there is one."""
     try:
         return Path(named).expanduser()
-    except RuntimeError:  # nobody here has that name
+    except RuntimeError:  # no user of that name
         return Path(named)
 
 
 def find_checkpoint(named: str | Path) -> tuple[Path, Path]:
-    """The folder of a run, and what is `named` of it: a checkpoint, or a file of weights in one.
+    """The folder of a run, and its checkpoint, or the file of weights in one, that is `named`.
 
-    A run's folder, and that of its checkpoints, stand for the newest checkpoint; another file of a
-    run or of a checkpoint stands for its folder.
+    The folder of a run, or of its checkpoints, stands for the newest checkpoint; `run.json`,
+    `state.pt` and `manifest.json` stand for their folder.
     """
     if not str(named).strip():
-        raise ValueError(f"A trained network was to be named, but {str(named)!r} was given. {_DO}")
+        raise ValueError(f"Expected a trained network, got {str(named)!r}. {_HINT}")
     path = expand_home(named).resolve()
-    asked = f"A trained network was looked for in {path}"
     if not path.exists():
-        raise FileNotFoundError(f"{asked}, which is not there. {_DO}")
-    if path.is_file() and path.name in _BESIDE:
+        raise FileNotFoundError(f"{path} does not exist. {_HINT}")
+    if path.is_file() and path.name in (RUN, STATE, MANIFEST):
         path = path.parent
     elif path.is_file() and path.name not in (MODEL, AVERAGE):
-        raise ValueError(f"{asked}, which is none. {_DO}")
+        raise ValueError(f"{path} is not a trained network. {_HINT}")
     folder = path.parent if path.is_file() else path
     if re.fullmatch(r"step-\d+", folder.name):
         run = folder.parents[1]
     else:
         run = folder.parent if folder.name == FOLDER else folder
         if not (paths := Checkpoints(run).paths()):
-            raise FileNotFoundError(f"{asked}: it has no checkpoint. {_DO}")
+            raise FileNotFoundError(f"{path} has no checkpoint. {_HINT}")
         path = paths[-1]
     if not (run / RUN).is_file():
-        raise FileNotFoundError(
-            f"{asked}, but there is no {RUN} in {run}, which tells how it is made. {_DO}"
-        )
+        raise FileNotFoundError(f"{run} has no {RUN}, which says how to build {path}. {_HINT}")
     return run, path
 
 
 def load_weights(path: Path) -> TrainedWeights:
-    """What a checkpoint, or a file of weights in one, holds: of a checkpoint the moving average.
+    """The weights in a checkpoint, or in a file of one.
 
-    Where there is no average, it is the network itself.
+    Of a checkpoint it is the moving average if there is one, else the model.
     """
     is_file = path.name in (MODEL, AVERAGE)
     folder = path.parent if is_file else path
     try:
-        sums = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
+        sums = _manifest(folder)
         name = path.name if is_file else AVERAGE if AVERAGE in sums else MODEL
-        content = (folder / name).read_bytes()
-        if (found := hashlib.sha256(content).hexdigest()) != sums[name]:
-            raise ValueError(f"{name} is not what was written")
-        return TrainedWeights(_step(folder), safetensors.torch.load(content), found)
+        content = _read_verified(folder, name, sums)
+        return TrainedWeights(_step(folder), safetensors.torch.load(content), sums[name])
     except (OSError, ValueError, LookupError, TypeError, safetensors.SafetensorError) as error:
         raise ValueError(
             f"The checkpoint {folder} is damaged ({error}). Restore it, or name another one."
         ) from None
 
 
-def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
-    # Serialised in memory first: then the disk is the only thing that can fail, with an OSError.
-    state = {**checkpoint.state, "step": checkpoint.step}
-    files = {MODEL: _tensors(checkpoint.weights), STATE: _pickled(state)}
-    if checkpoint.average is not None:
-        files[AVERAGE] = _tensors(checkpoint.average)
-    sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    files[MANIFEST] = json.dumps({"sha256": sums}, indent=2).encode()
-    for name, content in files.items():
-        with (folder / name).open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    _flush(folder)
-
-
-def _tensors(weights: Mapping[str, Tensor]) -> bytes:
-    # Cloned, because safetensors wants each tensor contiguous and none to share its memory.
-    plain = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in weights.items()
-    }
-    return safetensors.torch.save(plain)
-
-
-def _pickled(state: dict[str, Any]) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
-
-
-def _read(path: Path) -> Checkpoint:
-    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    files = {name: (path / name).read_bytes() for name in manifest["sha256"]}
-    for name, content in files.items():
-        if hashlib.sha256(content).hexdigest() != manifest["sha256"][name]:
-            raise ValueError(f"{name} is not what was written")
-    state = torch.load(io.BytesIO(files[STATE]), map_location="cpu", weights_only=True)
-    if state["step"] != _step(path):
-        raise ValueError(f"it is that of step {state['step']}")
-    average = files.get(AVERAGE)
-    return Checkpoint(
-        state["step"],
-        safetensors.torch.load(files[MODEL]),
-        state,
-        None if average is None else safetensors.torch.load(average),
-    )
-
-
-def _folders(top: Path) -> list[Path]:
-    found = top.iterdir() if top.is_dir() else ()
-    return sorted((path for path in found if re.fullmatch(r"step-\d+", path.name)), key=_step)
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
-
-
-def _flush(folder: Path) -> None:
-    """Make the names in `folder` as durable as the files, where a system can."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def random_state(device: torch.device) -> dict[str, Any]:
-    """The states of torch, numpy and Python in plain types, for `restore_random_state`."""
+    """The random states of torch, numpy and Python in plain types, for `restore_random_state`."""
     name, keys, *rest = np.random.get_state()  # noqa: NPY002 - the user's code may use it
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -283,10 +195,82 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Put all generators into the state that `random_state` found."""
+    """Restore all generators from a `random_state`."""
     torch.set_rng_state(state["torch"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     random.setstate(state["python"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
+    # Serialised in memory first: then only the disk can fail, with an OSError.
+    state = io.BytesIO()
+    torch.save({**checkpoint.state, "step": checkpoint.step}, state)
+    files = {MODEL: _serialize(checkpoint.weights), STATE: state.getvalue()}
+    if checkpoint.average is not None:
+        files[AVERAGE] = _serialize(checkpoint.average)
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    files[MANIFEST] = json.dumps({"sha256": sums}, indent=2).encode()
+    for name, content in files.items():
+        with (folder / name).open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    _fsync_folder(folder)
+
+
+def _serialize(weights: Mapping[str, Tensor]) -> bytes:
+    # Cloned, because safetensors needs contiguous tensors that share no memory.
+    plain = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in weights.items()
+    }
+    return safetensors.torch.save(plain)
+
+
+def _load(path: Path) -> Checkpoint:
+    sums = _manifest(path)
+    files = {name: _read_verified(path, name, sums) for name in sums}
+    state = torch.load(io.BytesIO(files[STATE]), map_location="cpu", weights_only=True)
+    if state["step"] != _step(path):
+        raise ValueError(f"it is that of step {state['step']}")
+    average = files.get(AVERAGE)
+    return Checkpoint(
+        state["step"],
+        safetensors.torch.load(files[MODEL]),
+        state,
+        None if average is None else safetensors.torch.load(average),
+    )
+
+
+def _manifest(folder: Path) -> dict[str, str]:
+    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
+
+
+def _read_verified(folder: Path, name: str, sums: Mapping[str, str]) -> bytes:
+    content = (folder / name).read_bytes()
+    if hashlib.sha256(content).hexdigest() != sums[name]:
+        raise ValueError(f"SHA-256 mismatch for {name}")
+    return content
+
+
+def _folders(top: Path) -> list[Path]:
+    found = top.iterdir() if top.is_dir() else ()
+    return sorted((path for path in found if re.fullmatch(r"step-\d+", path.name)), key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _fsync_folder(folder: Path) -> None:
+    """Make the names in `folder` as durable as the files, on systems that can."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

