@@ -335,10 +335,10 @@ def test_the_report_names_the_operation_whose_shape_is_unknown(
         (("resnet",), "The model 'resnet' was asked for"),
         (("resnet5",), "Did you mean resnet50"),
         (("vgg",), "List them with skipless models. Or name the folder of a run"),
-        (("nowhere/run",), "nowhere/run, which is not there. Name the folder of a run"),
-        (("weights.pt",), "which is not there. Name the folder of a run"),
+        (("nowhere/run",), "nowhere/run does not exist. Name the folder of a run"),
+        (("weights.pt",), "weights.pt does not exist. Name the folder of a run"),
         (("{here}/a.pt",), "a.pt is not a trained network. Name the folder of a run"),
-        (("",), "but '' was given. Name the folder of a run"),
+        (("",), "got ''. Name the folder of a run"),
         (("{weights}", "--average"), "which is not averaged. Drop one"),
         (
             ("zoo.py:net",),
