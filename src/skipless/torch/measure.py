@@ -171,7 +171,7 @@ def check(
 
     A node agrees if c, and q relative to its prediction, are off by at most the `tolerance` and
     four standard errors. The tolerance is for what finite width adds to c, which grows with depth
-    over width. In chains of 100 layers (appendix E.1, `paper.kernel_error`), mean c is off by
+    over width. In chains of 100 layers (appendix E.1, `paper.computed`), mean c is off by
 
     | width | TReLU, orthogonal | TReLU, Gaussian | DKS of SoftPlus, orthogonal | … Gaussian |
     |-------|-------------------|-----------------|-----------------------------|------------|
