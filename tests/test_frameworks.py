@@ -1,5 +1,8 @@
 """The verbs at the top of the package find the framework of a model."""
 
+import copy
+from collections import Counter
+
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -63,3 +66,54 @@ def test_what_is_no_model_is_named(model: object, example: object, message: str)
     for verb in (sk.trace, sk.convert, sk.check, sk.measure):
         with pytest.raises(TypeError, match=message):
             verb(model, example)
+
+
+class Network(nnx.Module):
+    """Layers with normalisation, as a module of Flax."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        layer = lambda: nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.layers = nnx.List([layer() for _ in range(DEPTH)])
+        self.norms = nnx.List([nnx.BatchNorm(WIDTH, rngs=rngs) for _ in range(DEPTH)])
+        self.activation, self.last = nnx.relu, nnx.Linear(WIDTH, 4, rngs=rngs)
+
+    def __call__(self, x: jnp.ndarray) -> jnp.ndarray:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = self.activation(norm(layer(x)))
+        return self.last(x)
+
+
+def normalised_networks() -> list[tuple[object, object]]:
+    torch_layers = (nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU())
+    modules = [copy.deepcopy(m) for _ in range(DEPTH) for m in torch_layers]
+    layers = keras.layers
+    keras_layers = (lambda: layers.Dense(WIDTH), layers.BatchNormalization, layers.ReLU)
+    hidden = [make() for _ in range(DEPTH) for make in keras_layers]
+    return [
+        (nn.Sequential(*modules, nn.Linear(WIDTH, 4)), torch.zeros(2, WIDTH)),
+        (keras.Sequential([keras.Input((WIDTH,)), *hidden, layers.Dense(4)]), None),
+        (Network(), jnp.zeros((2, WIDTH))),
+    ]
+
+
+def test_the_same_arguments_give_the_same_solution_and_the_same_report() -> None:
+    reports = [
+        sk.convert(model, example, sk.TAT(eta=0.8), activation="leaky_relu").skipless_report
+        for model, example in normalised_networks()
+    ]
+    first = reports[0]
+    for report in reports[1:]:
+        assert report.graph == first.graph
+        assert report.solution == first.solution
+        assert report.predicted == first.predicted
+        assert report.untouched == ()
+        # All is printed alike but for the names of layers.
+        texts = [str(r).split("\n\n") for r in (first, report)]
+        assert [len(text) for text in texts] == [4, 4]
+        assert (texts[0][0], texts[0][2]) == (texts[1][0], texts[1][2])
+        rows = [[line.split()[-2:] for line in text[3].splitlines()[2:]] for text in texts]
+        assert rows[0] == rows[1]
+    whats = [Counter(change.what for change in report.changes) for report in reports]
+    assert whats[0] == whats[1]
+    assert whats[0]["normalisation removed"] == whats[2]["normalisation removed"] == DEPTH
