@@ -432,3 +432,28 @@ def test_a_model_that_cannot_be_drawn_is_refused_untouched(bad: nn.Module, messa
     with pytest.raises(ValueError, match=message):
         initialize_(nn.Sequential(good, bad))
     assert torch.equal(good.weight, before)
+
+
+class Functional(nn.Module):
+    """A layer and a product of features, both written as functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(6, 6)), nn.Parameter(torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.linear(x, self.weight, self.bias)
+        return x @ x.mT
+
+
+def test_layers_that_an_exported_graph_calls_are_drawn_and_other_products_are_left() -> None:
+    graph = torch.export.export(Functional(), (torch.zeros(2, 6),)).module()
+    assert initialize_(graph, sigma_w=0.5, generator=generator()) == []
+    weight = graph.get_parameter("weight")
+    torch.testing.assert_close(weight @ weight.T, 0.25 * torch.eye(6))
+    assert not graph.get_parameter("bias").any()
+
+
+def test_functions_of_a_symbolic_trace_are_left_alone() -> None:
+    model = torch.fx.symbolic_trace(Functional())
+    assert initialize_(model) == ["weight", "bias"]

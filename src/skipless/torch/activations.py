@@ -180,10 +180,12 @@ class ShapedActivation(nn.Module):
                 self.name, constants["negative_slope"] = "leaky_relu", known.negative_slope
         else:
             self.function, self.name = phi, getattr(phi, "__name__", repr(phi))
-        constants["input_scale"] = float(input_scale)
-        constants["input_shift"] = float(input_shift)
-        constants["output_scale"] = float(output_scale)
-        constants["output_shift"] = float(output_shift)
+        constants |= {
+            "input_scale": float(input_scale),
+            "input_shift": float(input_shift),
+            "output_scale": float(output_scale),
+            "output_shift": float(output_shift),
+        }
         self._set_constants(constants, torch.get_default_device())
 
     @staticmethod
@@ -266,14 +268,13 @@ class TReLU(ShapedActivation):
 
     $$\gamma\,(\max(x, 0) + \alpha \min(x, 0)), \qquad \gamma = \sqrt{2 / (1 + \alpha^2)}$$
 
-    It saves what `nn.LeakyReLU` saves, its input, and passes over memory as often, once forwards
-    and once backwards. So tensors of 16 MB and more take the same time. Smaller ones, which stay in
-    the cache, take 1.1 to 1.25 times as long in eager mode on a CPU, for the call and the kernel's
-    arithmetic: with 128 rows of 512, below 1 % of a step of the linear layer that feeds it. See
-    `benchmarks/activation.py`.
+    Like `nn.LeakyReLU` it saves its input and passes over memory once forwards and once backwards,
+    so tensors of 16 MB and more take the same time. Smaller ones, which stay in the cache, take 1.1
+    to 1.25 times as long in eager mode on a CPU: with 128 rows of 512, below 1 % of a step of the
+    linear layer that feeds it. See `benchmarks/activation.py`.
 
     Below float64, slopes are exact for $|x| < 2^{38}$ and gradients $|\alpha g| > 2^{-62}$, far
-    beyond what a network that works computes; $-\infty$ and what is below $-2^{64}\gamma$ come out
+    beyond what a working network computes; $-\infty$ and what is below $-2^{64}\gamma$ come out
     with the wrong sign. The second derivative, being zero, is not in the graph.
 
     >>> TReLU(negative_slope=0.0)  # ReLU needs γ² = 2
@@ -308,16 +309,16 @@ class TReLU(ShapedActivation):
 
 # Of all kernels in ATen, only ELU's backward has a factor on either side of zero. In terms of ELU's
 # result y it is g γ where y > 0, else g s (y + a γ). With a = 2⁶⁴ and s = α / a, the y is lost in
-# the sum while |y| < 2³⁸, for float32 has 24 digits, and g γ α is left. It is linear in g, so that
-# with g = x autograd finds the gradient that we want.
+# the sum while |y| < 2³⁸, because float32 has 24 digits, and g γ α is left. It is linear in g, so
+# that with g = x autograd finds the gradient that we want.
 _LIFT = 2.0**64
 _FLOAT32_KERNEL = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
-# Of a small tensor's time most is Python's, so that what PyTorch wraps in Python is called without
-# its wrapping. These names are private: each has a public one, or a safe answer, to fall back on.
+# A small tensor takes most of its time in Python, so these are called without PyTorch's Python
+# wrappers. The names are private: each has a public one, or a safe answer, to fall back on.
 _two_slopes = torch.ops.aten.elu_backward.default
 _two_slopes = getattr(_two_slopes, "_op", _two_slopes)
 _is_tracing = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)  # pyright: ignore[reportPrivateImportUsage]
 # The kernel saves x twice. That costs nothing, unless hooks copy what is saved; a PyTorch that does
-# not tell whether there are such hooks is taken to have them.
+# not say whether there are such hooks is taken to have them.
 _saving_hooks = getattr(_autograd, "_top_saved_tensors_default_hooks", lambda _: "unknown")

@@ -19,7 +19,7 @@ from skipless.core.convert import ConversionReport, Writer, plan, write
 from skipless.core.solution import TAT, Method
 
 from .activations import ShapedActivation
-from .init import initialize_
+from .init import initialize_, require_parameters
 from .normalize import PerLocationNormalization
 from .operations import called_module, give_bias_, module_of_layer, operation, origin, out_of_place
 from .trace import Reading, UnsupportedModelError, read
@@ -110,6 +110,7 @@ def convert(
     converted.recompile()
     converted.train(model.training)
     planned.require_same_maps(read(converted, example).graph)
+    require_parameters(converted)
     untouched = initialize_(
         converted, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, generator=generator
     )

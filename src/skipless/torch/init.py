@@ -50,7 +50,7 @@ def scaled_uniform_orthogonal_(
     so that for $m \ge k$ every input keeps its q value exactly, and for $m < k$ on average.
 
     A convolution is a matrix from all that its kernel covers, one for each group. This is right for
-    kernels of size 1 and patches that do not overlap; for others the theory asks for `delta_`.
+    kernels of size 1 and patches that do not overlap; others need `delta_`.
 
     >>> weight = scaled_uniform_orthogonal_(torch.empty(6, 3))
     >>> torch.allclose(weight.T @ weight, 2 * torch.eye(3), atol=1e-5)
@@ -329,22 +329,33 @@ def _draw_called_layers_(
     model: fx.GraphModule, sampler: _Sampler, sigma_b: float, delta: bool, drawn: set[int]
 ) -> None:
     """Draw the parameters of layers that `model` writes as functions, and add them to `drawn`."""
-    for node in model.graph.nodes:
-        if node.op != "call_function" or operation(node) not in AFFINE:
-            continue
+    for node in _called_layers(model):
         given = _arguments(node)
         weight, bias = (_parameter(model, given.get(name)) for name in ("weight", "bias"))
         if weight is None:
-            raise UnsupportedModelError(
-                f"{origin(node)} computes {operation(node)} with something that is no parameter of "
-                "the model, so that it cannot be drawn. Remove weight normalisation and the like, "
-                "or write the layer as nn.Linear or nn.Conv2d."
-            )
+            continue
         if id(weight) not in drawn:
             _draw_called_weight_(operation(node), weight.detach(), given, sampler, delta)
         if bias is not None and id(bias) not in drawn:
             _draw_bias_(bias, sampler, sigma_b)
         drawn |= {id(weight), id(bias)}
+
+
+def require_parameters(model: fx.GraphModule) -> None:
+    """Raise if a layer that `model` writes as a function has a weight that cannot be drawn."""
+    for node in _called_layers(model):
+        if _parameter(model, _arguments(node).get("weight")) is None:
+            raise UnsupportedModelError(
+                f"{origin(node)} computes {operation(node)} with something that is no parameter of "
+                "the model, so that it cannot be drawn. Remove weight normalisation and the like, "
+                "or write the layer as nn.Linear or nn.Conv2d."
+            )
+
+
+def _called_layers(model: fx.GraphModule) -> Iterator[fx.Node]:
+    for node in model.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and operation(node) in AFFINE:
+            yield node
 
 
 def _arguments(node: fx.Node) -> Mapping[str, object]:
