@@ -18,9 +18,10 @@ from skipless.runs.deploy import (
     ORIGINAL,
     Accuracy,
     Deployment,
+    DeployRequest,
     FileMetrics,
-    PreparedData,
     deployment_section,
+    load_batches,
     measure_accuracy,
 )
 from skipless.train.arrays import ArraySplit
@@ -140,23 +141,32 @@ def test_accuracy_is_against_labels_and_agreement_against_the_first_file(tmp_pat
         "second": linear_file(tmp_path / "b.onnx", swap),
     }
     split = hot([0, 1, 2, 2, 2], labels=[0, 0, 2, 2, 1])
-    data = Data("hot", 3, (3, 1, 1), split, split)
-    found = measure_accuracy(paths, PreparedData(data, None))
+    found = measure_accuracy(paths, load_batches(split, None, 10))
     assert found["first"] == Accuracy(3 / 5, 1.0, 5)
     assert found["second"] == Accuracy(3 / 5, 3 / 5, 5)
     # With places rolled before they are read, the second file answers 0 -> 0, 1 -> 2, 2 -> 1.
-    rolled = measure_accuracy(paths, PreparedData(data, lambda images: images.roll(1, 1)))
+    rolled = measure_accuracy(paths, load_batches(split, lambda images: images.roll(1, 1), 10))
     assert rolled["second"].top1 == 2 / 5
 
 
 def test_calibration_uses_a_limited_number_of_training_samples(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    seen: list[np.ndarray] = []
     monkeypatch.setattr(deploy, "_CALIBRATION", 40)
+    monkeypatch.setattr(deploy, "quantize_int8", lambda before, path, batches: seen.extend(batches))
+    monkeypatch.setattr(deploy, "measure_accuracy", lambda paths, batches: {})
     train, validation = hot([0] * 90, labels=[0] * 90), hot([1] * 90, labels=[1] * 90)
-    batches = list(PreparedData(Data("hot", 3, (3, 1, 1), train, validation), None).calibration())
-    assert sum(map(len, batches)) == 40
-    assert all((batch[:, 0] == 1.0).all() for batch in batches)
+    candidate = replace(
+        load_candidate("mlp:3", {"method": "eoc"}, (3, 1, 1)),
+        data=Data("hot", 3, (3, 1, 1), train, validation),
+        normalize=None,
+    )
+    files = deploy._Files(candidate, DeployRequest(tmp_path), tmp_path, print)
+    files.paths[FOLDED] = tmp_path
+    files._quantize(candidate.model)
+    assert sum(map(len, seen)) == 40
+    assert all((batch[:, 0] == 1.0).all() for batch in seen)
 
 
 def test_the_baseline_has_the_same_classes_width_and_samples() -> None:

@@ -93,7 +93,7 @@ class NetworkOptions:
         None, "Multiplies the number of channels; for an mlp, the units per layer."
     )
     shortcut_weight: float | None = option(
-        None, "Weight of the shortcuts; 0 removes them.  [default: plain sums]"
+        None, "Weight of the shortcuts; 0 removes them.  [default: plain sums; with --method, 0]"
     )
     norm: Literal["none", "batch", "layer"] | None = option(None, "Normalisation layers.")
     activation: str | None = option(None, "Activation function, or prelu.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +27,7 @@ from skipless.record import write_atomically
 from skipless.report.page import write_sections_page
 from skipless.report.sections import Section, Verdict, escape_markdown, markdown, section_text
 from skipless.torch.fold import fold
-from skipless.train.data import Data, Split
+from skipless.train.data import Split
 from skipless.train.process import cores
 
 from .candidates import Candidate, Missing, Shape, baseline
@@ -115,35 +115,27 @@ class Deployment:
         return {**asdict(self), "missing": {kind: str(why) for kind, why in self.missing.items()}}
 
 
-@dataclass(frozen=True)
-class PreparedData:
-    """Data as the network reads it."""
+def load_batches(
+    split: Split, normalize: Callable[[Tensor], Tensor] | None, most: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Batches of samples with their labels, as a network reads them, without augmentation.
 
-    data: Data
-    normalize: Callable[[Tensor], Tensor] | None
-
-    def calibration(self) -> Iterator[np.ndarray]:
-        """Batches of training samples, without augmentation."""
-        return (images for images, _ in self._batches(self.data.train, _CALIBRATION))
-
-    def validation(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Batches of validation samples with their labels; of many, a fixed random subset."""
-        return self._batches(self.data.validation, _MOST)
-
-    def _batches(self, split: Split, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        generator = torch.Generator().manual_seed(0)
-        chosen = torch.randperm(len(split), generator=generator)[:most].tolist()
-        for start in range(0, len(chosen), _BATCH):
-            images, labels = split.load(chosen[start : start + _BATCH], None)
-            images = images if self.normalize is None else self.normalize(images)
-            yield images.numpy(), labels.numpy()
+    If there are more than `most`, they are a fixed random subset.
+    """
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randperm(len(split), generator=generator)[:most].tolist()
+    for start in range(0, len(chosen), _BATCH):
+        images, labels = split.load(chosen[start : start + _BATCH], None)
+        yield (images if normalize is None else normalize(images)).numpy(), labels.numpy()
 
 
-def measure_accuracy(paths: Mapping[str, Path], prepared: PreparedData) -> dict[str, Accuracy]:
+def measure_accuracy(
+    paths: Mapping[str, Path], batches: Iterable[tuple[np.ndarray, np.ndarray]]
+) -> dict[str, Accuracy]:
     """The accuracy of each file on the same samples."""
     sessions = [session(path) for path in paths.values()]
     right, same, samples = [0] * len(sessions), [0] * len(sessions), 0
-    for images, labels in prepared.validation():
+    for images, labels in batches:
         answers = [output(running, images).argmax(1) for running in sessions]
         samples += len(labels)
         for number, answer in enumerate(answers):
@@ -245,16 +237,18 @@ class _Files:
         if isinstance(data, Missing):
             self.missing[INT8] = data
             return {}
-        prepared = PreparedData(data, self.candidate.normalize)
+        normalize = self.candidate.normalize
         if self.request.int8 is False:
             self.missing[INT8] = Missing("--no-int8")
         else:
             self.on_step("quantising")
-            quantize_int8(before, path, prepared.calibration())
+            samples = load_batches(data.train, normalize, _CALIBRATION)
+            quantize_int8(before, path, (images for images, _ in samples))
             self._add(INT8, "INT8", path, folded)
         self.on_step("validating")
         kinds = [kind for kind in (FOLDED, INT8) if kind in self.paths]
-        return measure_accuracy({kind: self.paths[kind] for kind in kinds}, prepared)
+        batches = load_batches(data.validation, normalize, _MOST)
+        return measure_accuracy({kind: self.paths[kind] for kind in kinds}, batches)
 
     def _compare_outputs(self, model: nn.Module, path: Path) -> tuple[float, float]:
         """The largest difference between a file and its model, and the largest output."""
