@@ -259,7 +259,7 @@ def test_sequential_models_nested_models_and_shared_layers_are_chains() -> None:
 
 def test_a_sequential_model_without_a_shape_needs_an_example() -> None:
     model = keras.Sequential([dense(activation="relu")])
-    with pytest.raises(UnsupportedModelError, match="give an example"):
+    with pytest.raises(UnsupportedModelError, match="pass an example"):
         trace(model)
     assert trace(model, np.zeros((2, WIDTH))) == Graph.chain(1)
 
@@ -412,7 +412,7 @@ REFUSED = {
     "subclass": (Subclassed, r"\(Subclassed\) is a subclassed model.*Functional"),
     "nested subclass": (
         lambda: functional(lambda x: Subclassed()(x)),
-        r"\(Subclassed\) is a layer or subclassed model that holds layers",
+        r"\(Subclassed\) is a custom layer or subclassed model that holds layers",
     ),
     "gate": (
         lambda: functional(
@@ -493,7 +493,7 @@ def test_what_the_theory_does_not_cover_is_refused_by_its_name_with_advice(name)
 
 
 def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(TypeError, match="found Dense"):
+    with pytest.raises(TypeError, match="got Dense"):
         trace(dense())
 
 

@@ -1,8 +1,8 @@
-"""Which activation a pointwise computation is, found by comparing values.
+"""Recognises activations by their values.
 
 Whatever is computed pointwise from one tensor, by one operation or by ten, is a function of one
-variable. A framework evaluates it on `PROBE`, and here its values are compared with those of the
-activations that are known: so `x * sigmoid(x)` is SiLU, however it is written.
+variable. Its values on `PROBE` are compared with those of the known activations, so
+`x * sigmoid(x)` is SiLU however it is written.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from .activations import (
     softplus,
 )
 
-# Both signs, both sides of every kink in the table, and far enough out to tell tails apart. The
+# Both signs, both sides of every kink in the table, and far enough out to distinguish tails. The
 # ends are powers of two: a factor of 0.9 is found there as 0.9, and not as 9.7 * 0.9 / 9.7.
 PROBE = np.array([-8.0, -6.3, -3.3, -2.4, -1.3, -0.7, -0.3, 0.0, 0.2, 0.6, 1.1, 1.9, 2.8, 3.3, 8.0])
-CLOSE = 1e-9  # relative to the largest value, of what is computed in float64
+CLOSE = 1e-9  # relative to the largest value, in float64
 
 
 @dataclass(frozen=True)
-class Recognised:
+class ScaledActivation:
     """`scale` · φ, where φ is an activation, or the identity if it is None."""
 
-    phi: Activation | str | None  # a string stands for one that is known by other means than values
+    phi: Activation | str | None  # a string names one that is known without its values
     scale: float
 
 
-def recognise(values: Array, close: float = CLOSE) -> Recognised | None:
+def recognise(values: Array, close: float = CLOSE) -> ScaledActivation | None:
     """The multiple of a known activation, or of the identity, that has these `values` on `PROBE`.
 
     >>> found = recognise(3.0 * PROBE / (1.0 + np.exp(-PROBE)))
@@ -50,13 +50,13 @@ def recognise(values: Array, close: float = CLOSE) -> Recognised | None:
     if values.shape != PROBE.shape or not np.all(np.isfinite(values)):
         return None
     if (scale := _multiple(values, PROBE, close)) is not None:
-        return Recognised(None, scale)
+        return ScaledActivation(None, scale)
     for phi, expected in _table():
         if (scale := _multiple(values, expected, close)) is not None:
-            return Recognised(phi, scale)
+            return ScaledActivation(phi, scale)
     for family in _families(values):
         if (scale := _multiple(values, family(PROBE), close)) is not None:
-            return Recognised(family, scale)
+            return ScaledActivation(family, scale)
     return None
 
 

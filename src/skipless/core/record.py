@@ -239,11 +239,13 @@ class Recorded(ABC, Generic[T]):
         return (CLOSE,)
 
 
-def reshaped(before: Sequence[int], after: Sequence[int], axis: int) -> list[int]:
+def axes_after_reshape(before: Sequence[int], after: Sequence[int], axis: int) -> list[int]:
     """The new axes along which a number's index changes if it does along the old `axis`.
 
-    >>> reshaped((2, 8, 4, 4), (2, 8, 16), axis=3), reshaped((2, 8, 16), (2, 4, 2, 16), axis=1)
-    ([2], [1, 2])
+    >>> axes_after_reshape((2, 8, 4, 4), (2, 8, 16), axis=3)
+    [2]
+    >>> axes_after_reshape((2, 8, 16), (2, 4, 2, 16), axis=1)
+    [1, 2]
     """
     near = math.prod(before[axis + 1 :])
     far = near * before[axis]
@@ -261,7 +263,7 @@ def _moved(
     if dropped:
         return [] if axis in dropped else [axis - sum(d < axis for d in dropped)]
     if math.prod(before) == math.prod(after):
-        return reshaped(before, after, axis)
+        return axes_after_reshape(before, after, axis)
     if len(after) >= len(before):
         return [axis + len(after) - len(before)]
     return list(range(1, len(after)))  # of unknown sizes: they may be anywhere

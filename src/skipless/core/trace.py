@@ -23,7 +23,7 @@ from typing import Generic, Literal, TypeVar, assert_never
 
 from .activations import Activation, Array
 from .graph import Graph, GraphBuilder
-from .recognise import PROBE, Recognised, recognise
+from .recognise import PROBE, ScaledActivation, recognise
 from .record import (
     Bias,
     Concatenation,
@@ -335,12 +335,12 @@ class _Reader(Generic[T]):
             self._values[tensor] = _Value(node, tensor)
         return node, found.scale
 
-    def _recognise(self, tensor: T, function: _Function) -> Recognised | None:
+    def _recognise(self, tensor: T, function: _Function) -> ScaledActivation | None:
         if function.shaped:
-            return Recognised(f"shaped {self._order[tensor]}", 1.0)
+            return ScaledActivation(f"shaped {self._order[tensor]}", 1.0)
         return self._known(tensor, function.values)
 
-    def _known(self, tensor: T, values: Array | None) -> Recognised | None:
+    def _known(self, tensor: T, values: Array | None) -> ScaledActivation | None:
         if values is None:
             return None
         fits = (recognise(values, close) for close in self.record.tolerances(tensor))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from skipless.core.record import AxisMap, Layer, reshaped
+from skipless.core.record import AxisMap, Layer, axes_after_reshape
 
 from .record import Operation, Tensor
 
@@ -159,7 +159,7 @@ def _new_axes(
         case "broadcast_in_dim":
             return (op.parameters["broadcast_dimensions"][axis],)
         case "reshape":
-            return reshaped(before, after, axis)
+            return axes_after_reshape(before, after, axis)
         case "reduce_sum" | "reduce_max":
             dropped = op.parameters["axes"]
         case "squeeze":

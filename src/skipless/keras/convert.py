@@ -20,8 +20,8 @@ from skipless.core.trace import UnsupportedModelError
 
 from .activations import Function, ShapedActivation, WeightedAdd
 from .init import initializers_for, seed_source
-from .operations import AFFINE, stock
-from .record import Call, Tensor, flat_numbers
+from .operations import AFFINE, is_stock
+from .record import Call, Tensor, constant_arguments
 from .trace import Reading, read
 
 
@@ -174,7 +174,7 @@ class _ModelWriter(Writer[Tensor, Any]):
 
     def _call(self, call: Call, use: Callable[[Tensor], Any]) -> list[Any]:
         """The results of the same call in the new model."""
-        if any(isinstance(a, keras.Variable) for a in flat_numbers(call)):
+        if any(isinstance(a, keras.Variable) for a in constant_arguments(call)):
             raise UnsupportedModelError(
                 f"{call.path} ({type(call.operation).__name__}) computes with a variable of a "
                 "layer of your own, which cannot be re-initialised. Write it as a Dense or "
@@ -208,7 +208,7 @@ class LayerCopies:
             config = operation.get_config()
             if isinstance(operation, layers.Layer):
                 config["name"] = self.free(operation.name, path)
-            if stock(operation, AFFINE):
+            if is_stock(operation, AFFINE):
                 config |= {"activation": None, **self._initializers(operation, path)}
                 config["use_bias"] = config.get("use_bias", True) or with_bias
             elif isinstance(operation, layers.Layer) and operation.trainable_variables:

@@ -28,7 +28,7 @@ from keras import layers, ops
 from skipless.core.trace import UnsupportedModelError
 
 from .activations import Array, Config
-from .operations import AFFINE, CONVOLUTIONS, DEPTHWISE, NORMS, SEPARABLE, TRANSPOSED, stock
+from .operations import AFFINE, CONVOLUTIONS, DEPTHWISE, NORMS, SEPARABLE, TRANSPOSED, is_stock
 
 Seed = int | keras.random.SeedGenerator | None
 Distribution = Literal["orthogonal", "gaussian"]
@@ -367,10 +367,10 @@ def initialize_(
     drawn: list[tuple[keras.Variable, Any]] = []
     every: list[Any] = list(model._flatten_layers(include_self=False))  # pyright: ignore
     for layer in every:
-        if stock(layer, AFFINE) and not isinstance(layer, layers.EinsumDense):
+        if is_stock(layer, AFFINE) and not isinstance(layer, layers.EinsumDense):
             chosen = initializers_for(layer, layer.name, new_seed, *settings)
             drawn += [(_variable(layer, name), chosen[name]) for name in chosen]
-        elif stock(layer, NORMS):
+        elif is_stock(layer, NORMS):
             drawn += [(v, _FRESH[v.name]) for v in layer.variables if v.name in _FRESH]
     for variable, initializer in drawn:  # after all were found to be possible
         if variable is not None:

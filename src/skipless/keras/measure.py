@@ -36,7 +36,7 @@ from skipless.core.trace import Axes
 
 from .activations import Array
 from .init import Distribution, initialize_
-from .operations import AFFINE, stock
+from .operations import AFFINE, is_stock
 from .record import Call, Tensor
 from .trace import Reading, read
 
@@ -213,7 +213,7 @@ def _results_of(call: Call, values: Mapping[Tensor, Any]) -> list[Any]:
     if call.part == "pointwise":
         product = ops.conv(args[0], layer.pointwise_kernel, data_format=layer.data_format)
         return [product + _along_channels(layer) if layer.use_bias else product]
-    if not stock(layer, AFFINE):
+    if not is_stock(layer, AFFINE):
         return keras.tree.flatten(layer(*args, **kwargs))
     with _without_activation(layer):
         return keras.tree.flatten(layer(*args, **kwargs))

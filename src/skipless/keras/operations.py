@@ -107,7 +107,7 @@ _UNCOVERED = {
 }
 
 
-def stock(operation: object, classes: tuple[type, ...]) -> bool:
+def is_stock(operation: object, classes: tuple[type, ...]) -> bool:
     """Whether `operation` is one of these layers and computes what they do."""
     call = getattr(type(operation), "call", None)
     return isinstance(operation, classes) and str(getattr(call, "__module__", "")).startswith(
@@ -120,7 +120,7 @@ def op_name(operation: object) -> str:
     return "" if isinstance(operation, layers.Layer) else type(operation).__name__
 
 
-def uncovered(where: str, operation: object, kind: str = "") -> Unsupported:
+def unsupported(where: str, operation: object, kind: str = "") -> Unsupported:
     """An operation without maps: what `kind` of operation it is, and what to do."""
     name = type(operation).__name__
     what = "operation" if op_name(operation) else "layer"

@@ -21,7 +21,7 @@ from skipless.core.record import UnsupportedModelError
 
 from .activations import ShapedActivation, WeightedAdd
 from .normalize import PerLocationNormalization
-from .operations import AFFINE, SEPARABLE, stock
+from .operations import AFFINE, SEPARABLE, is_stock
 
 Part = Literal["whole", "depthwise", "pointwise", "activation"]
 _OURS = (ShapedActivation, WeightedAdd, PerLocationNormalization)
@@ -62,12 +62,12 @@ def record_calls(model: keras.Model, example: object = None) -> tuple[list[Tenso
 
     The `example` is for a Sequential model that has not been built.
     """
-    _demand_functional(model, example)
+    _require_functional(model, example)
     inputs, outputs = model.inputs, model.outputs
     if len(inputs) != 1 or len(outputs) != 1:
         raise UnsupportedModelError(
-            f"{model.name} has {len(inputs)} inputs and {len(outputs)} outputs, but the theory "
-            "knows networks with one of each. Trace keras.Model(input, output) for the part that "
+            f"{model.name} has {len(inputs)} inputs and {len(outputs)} outputs, but only networks "
+            "with one of each can be read. Trace keras.Model(input, output) for the part that "
             "leads from one to the other."
         )
     (start,), recorder = inputs, _Recorder()
@@ -77,27 +77,27 @@ def record_calls(model: keras.Model, example: object = None) -> tuple[list[Tenso
     return recorder.tensors, last
 
 
-def _demand_functional(model: object, example: object) -> None:
+def _require_functional(model: object, example: object) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(
-            f"A Keras model is read, a Sequential or Functional one; found {type(model).__name__}."
+            f"Expected a Sequential or Functional keras.Model, got {type(model).__name__}."
         )
-    if not _written_out(model):
+    if not _is_functional(model):
         raise UnsupportedModelError(
-            f"{model.name} ({type(model).__name__}) is a subclassed model, of which Keras does not "
-            f"know what its call does. {_WRITE_IT_OUT}"
+            f"{model.name} ({type(model).__name__}) is a subclassed model; only Sequential and "
+            f"Functional ones can be traced. {_WRITE_IT_OUT}"
         )
     if isinstance(model, keras.Sequential) and not model.built:
         if example is None:
             raise UnsupportedModelError(
                 f"{model.name} does not know the shape of its input. Begin it with keras.Input, "
-                "build it, or give an example of its input."
+                "build it, or pass an example of its input."
             )
         shape = getattr(example, "shape", example)
         model.build((None, *tuple(shape)[1:]))  # pyright: ignore[reportArgumentType]
 
 
-def _written_out(model: object) -> bool:
+def _is_functional(model: object) -> bool:
     """Whether a model is what its graph of layers says."""
     functional = isinstance(model, keras.Sequential) or hasattr(model, "operations")
     return functional and type(model).call.__module__.startswith("keras.")  # pyright: ignore
@@ -125,7 +125,7 @@ class _Recorder:
                 todo.extend(reversed(missing))
             elif node.is_input:
                 raise UnsupportedModelError(
-                    f"{path}{operation.name} is a second input. The theory knows networks with one."
+                    f"{path}{operation.name} is a second input; only networks with one can be read."
                 )
             else:
                 args, kwargs = node.arguments.convert(stand_in)
@@ -136,14 +136,14 @@ class _Recorder:
     def _call(
         self, operation: Any, args: Any, kwargs: Any, outputs: Sequence[Any], path: str
     ) -> list[Tensor]:
-        if isinstance(operation, keras.Model) and _written_out(operation):
+        if isinstance(operation, keras.Model) and _is_functional(operation):
             given = [a for a in keras.tree.flatten((args, kwargs)) if isinstance(a, Tensor)]
             inner = {id(t): g for t, g in zip(operation.inputs, given, strict=True)}
             return self.walk(operation.outputs, inner, f"{path}{operation.name}/")
         if isinstance(operation, layers.Layer) and not _is_known(operation):
-            return self._look_inside(operation, args, kwargs, outputs, path)
+            return self._trace_custom_layer(operation, args, kwargs, outputs, path)
         name = f"{path}{operation.name}"
-        if not stock(operation, AFFINE):
+        if not is_stock(operation, AFFINE):
             call = Call(operation, name, "whole", args, kwargs)
             return [self._add(call, t, i) for i, t in enumerate(outputs)]
         return [self._layer(operation, name, args, kwargs, outputs[0])]
@@ -151,7 +151,7 @@ class _Recorder:
     def _layer(self, layer: Any, name: str, args: Any, kwargs: Any, output: Any) -> Tensor:
         """A layer with weights, in parts."""
         part: Part = "whole"
-        if stock(layer, SEPARABLE):
+        if is_stock(layer, SEPARABLE):
             first = self._add(Call(layer, name, "depthwise", args, kwargs), output)
             args, part = (first, *args[1:]), "pointwise"
         result = self._add(Call(layer, name, part, args, kwargs), output)
@@ -159,15 +159,15 @@ class _Recorder:
             return result
         return self._add(Call(layer, name, "activation", (result,)), output)
 
-    def _look_inside(
+    def _trace_custom_layer(
         self, layer: Any, args: Any, kwargs: Any, outputs: Sequence[Any], path: str
     ) -> list[Tensor]:
         """The operations of a layer that is not Keras' own."""
         name = f"{path}{layer.name}"
         if list(layer._flatten_layers(include_self=False)):
             raise UnsupportedModelError(
-                f"{name} ({type(layer).__name__}) is a layer or subclassed model that holds "
-                f"layers, of which Keras does not know what its call does. {_WRITE_IT_OUT}"
+                f"{name} ({type(layer).__name__}) is a custom layer or subclassed model that holds "
+                f"layers, and Keras does not record what it calls. {_WRITE_IT_OUT}"
             )
         symbols: dict[int, Tensor] = {}
         symbolic_args: Any
@@ -188,9 +188,9 @@ class _Recorder:
             unchanged = all(id(t) in symbols for t in inner)
             symbolic = all(isinstance(t, keras.KerasTensor) for t in inner)
         except Exception as error:  # whatever a user's code may raise on symbolic tensors
-            raise _opaque(name, layer) from error
+            raise _unreadable_layer(name, layer) from error
         if not symbolic:
-            raise _opaque(name, layer)
+            raise _unreadable_layer(name, layer)
         if unchanged:  # outside of training, as stochastic depth: then it stays as it is
             call = Call(layer, name, "whole", args, kwargs)
             return [self._add(call, t, i) for i, t in enumerate(outputs)]
@@ -202,10 +202,10 @@ class _Recorder:
         return tensor
 
 
-def _opaque(name: str, layer: object) -> UnsupportedModelError:
+def _unreadable_layer(name: str, layer: object) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{name} ({type(layer).__name__}) does something that is not made of keras.ops, so that "
-        f"it cannot be read. Write it with keras.ops, or as layers that Keras has."
+        f"{name} ({type(layer).__name__}) is not made of keras.ops, so it cannot be read. Write it "
+        "with keras.ops, or as layers that Keras has."
     )
 
 
@@ -214,7 +214,7 @@ def _is_known(layer: layers.Layer) -> bool:
     if isinstance(layer, layers.Lambda):
         return False
     home = str(getattr(type(layer).call, "__module__", ""))
-    return home.startswith("keras.src.layers") or stock(layer, _OURS)
+    return home.startswith("keras.src.layers") or is_stock(layer, _OURS)
 
 
 def _shape(tensor: keras.KerasTensor) -> tuple[int | None, ...]:
@@ -225,7 +225,7 @@ def _dtype(tensor: keras.KerasTensor) -> str:
     return keras.backend.standardize_dtype(tensor.dtype)
 
 
-def flat_numbers(call: Call) -> Iterator[object]:
-    """The arguments of a call that are no tensors of the record."""
+def constant_arguments(call: Call) -> Iterator[object]:
+    """The arguments of a call that are not recorded tensors."""
     flat = keras.tree.flatten((call.args, dict(call.kwargs)))
     return (a for a in flat if not isinstance(a, Tensor))

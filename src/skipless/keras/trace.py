@@ -55,9 +55,9 @@ from .operations import (
     RESCALINGS,
     SOFTMAX_FUNCTIONS,
     channels,
+    is_stock,
     op_name,
-    stock,
-    uncovered,
+    unsupported,
 )
 from .record import Call, Tensor, record_calls
 
@@ -89,11 +89,13 @@ _MANY = 2**6 * 3**3 * 5 * 7  # locations, which most numbers divide
 def trace(model: keras.Model, example: object = None) -> Graph:
     """The graph of a Functional or Sequential `model`, each node with the name of its layer.
 
-    Models inside of it are read as if they were written out. Normalisation layers are passed over:
-    the theory has no use for them. A softmax at the end belongs to the loss. What the theory does
-    not cover, such as attention or products of branches, raises `UnsupportedModelError`.
+    Models inside it are read as if they were written out. Normalisation layers are left out: the
+    theory has no use for them. A softmax at the end belongs to the loss. What has no Q and C maps,
+    such as attention or products of branches, raises `UnsupportedModelError`.
 
-    A Sequential model that has not been built needs an `example` of its input, or its shape.
+    Args:
+        model: A Functional or Sequential model; it is left as it is.
+        example: An input, or its shape. Only a Sequential model that is not built needs it.
 
     >>> dense = lambda: keras.layers.Dense(4, activation="relu")
     >>> trace(keras.Sequential([keras.Input((3,)), dense(), dense()])) == Graph.chain(2)
@@ -159,38 +161,38 @@ class Description(Recorded[Tensor]):
     def _describe(self, tensor: Tensor) -> Operation[Tensor]:
         called, name = tensor.call.operation, op_name(tensor.call.operation)
         inputs = tuple(tensor.inputs)
-        if stock(called, (PerLocationNormalization,)):
+        if is_stock(called, (PerLocationNormalization,)):
             return Preparation(inputs)
         if _is_softmax(tensor):  # at the end it belongs to the loss
             if tensor is not self._output:
-                return uncovered(tensor.call.path, called, "Softmax")
+                return unsupported(tensor.call.path, called, "Softmax")
             return _move(tensor)
-        if tensor.call.part == "activation" or stock(called, (ShapedActivation, *ACTIVATIONS)):
+        if tensor.call.part == "activation" or is_stock(called, (ShapedActivation, *ACTIVATIONS)):
             if _function(tensor) is keras.activations.glu:
-                return uncovered(tensor.call.path, called, "Glu")
+                return unsupported(tensor.call.path, called, "Glu")
             if isinstance(_function(tensor), ShapedActivation):
                 return ShapedCall((inputs[0],))
             return Pointwise(inputs, type(called).__name__)
-        if stock(called, AFFINE) or name in OP_AFFINE:
+        if is_stock(called, AFFINE) or name in OP_AFFINE:
             return _layer(tensor)
-        if stock(called, NORMS) or name in OP_NORMS:
+        if is_stock(called, NORMS) or name in OP_NORMS:
             return Norm((inputs[0],))
-        if stock(called, (layers.Concatenate,)) or name == "Concatenate":
+        if is_stock(called, (layers.Concatenate,)) or name == "Concatenate":
             return _concatenation(tensor)
-        if isinstance(called, WeightedAdd) and stock(called, (WeightedAdd,)):
+        if isinstance(called, WeightedAdd) and is_stock(called, (WeightedAdd,)):
             return WeightedSum(inputs, called.sum_weights)
-        if stock(called, (*MERGES, *RESCALINGS)) or name in _ELEMENTWISE:
-            affine = stock(called, RESCALINGS) or name in OP_ARITHMETIC
+        if is_stock(called, (*MERGES, *RESCALINGS)) or name in _ELEMENTWISE:
+            affine = is_stock(called, RESCALINGS) or name in OP_ARITHMETIC
             weights = _weights(tensor, len(inputs))
             return Pointwise(inputs, type(called).__name__, weights, affine)
         if ".image_preprocessing." in type(called).__module__:  # augmentation
-            return Preparation(inputs, uncovered(tensor.call.path, called).message)
-        if stock(called, APPROXIMATE_MOVES) or name in OP_APPROXIMATE_MOVES:
+            return Preparation(inputs, unsupported(tensor.call.path, called).message)
+        if is_stock(called, APPROXIMATE_MOVES) or name in OP_APPROXIMATE_MOVES:
             return _move(tensor, type(called).__name__)
-        if stock(called, MOVES) or name in OP_MOVES or _returns_its_input(called):
+        if is_stock(called, MOVES) or name in OP_MOVES or _returns_its_input(called):
             smooth = getattr(called, "interpolation", "nearest")
             return _move(tensor, "" if smooth == "nearest" else str(smooth))
-        return uncovered(tensor.call.path, called)
+        return unsupported(tensor.call.path, called)
 
 
 def _move(tensor: Tensor, approximate: str = "") -> Move[Tensor]:
@@ -307,7 +309,7 @@ def _function(tensor: Tensor) -> object:
 def _is_softmax(tensor: Tensor) -> bool:
     operation = tensor.call.operation
     return (
-        stock(operation, (layers.Softmax,))
+        is_stock(operation, (layers.Softmax,))
         or op_name(operation) in OP_SOFTMAX
         or any(_function(tensor) is function for function in SOFTMAX_FUNCTIONS)
         or isinstance(_function(tensor), layers.Softmax)

@@ -81,8 +81,12 @@ class Reading(core.Reading[fx.Node]):
 def trace(model: nn.Module, example: torch.Tensor) -> Graph:
     """The graph of `model` as it treats `example`, each node with its module path and source line.
 
-    Normalisation layers are passed over: the theory has no use for them. What it does not cover,
+    Normalisation layers are left out: the theory has no use for them. What has no Q and C maps,
     such as attention or products of branches, raises `UnsupportedModelError`.
+
+    Args:
+        model: Any module that `torch.export` can record; it is left as it is.
+        example: A batch of inputs. Only its shape and type matter.
 
     >>> mlp = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
     >>> trace(mlp, torch.zeros(1, 3)) == Graph.chain(2)
@@ -98,10 +102,10 @@ def read(model: nn.Module, example: torch.Tensor, *, dynamic: bool = False) -> R
     """
     if not isinstance(model, nn.Module) or not isinstance(example, torch.Tensor):
         raise TypeError(
-            "Expected a model and an example of its input, an nn.Module and a tensor; got "
-            f"{type(model).__name__} and {type(example).__name__}."
+            "Expected a model and an example of its input (nn.Module, Tensor), got "
+            f"({type(model).__name__}, {type(example).__name__})."
         )
-    program = _dynamic_export(model, example) if dynamic else _export(model, example)
+    program = _export_with_open_sizes(model, example) if dynamic else _export(model, example)
     description = Description(model, program)
     return Reading(**vars(core.read(description)), program=program, inputs=description.inputs)
 
@@ -283,11 +287,11 @@ def _run(node: fx.Node, value: Callable[[fx.Node], Any]) -> torch.Tensor | None:
     return result if isinstance(result, torch.Tensor) else None
 
 
-def _dynamic_export(model: nn.Module, example: torch.Tensor) -> ExportedProgram:
-    """The record with as many sizes left open as torch.export manages: all, the batch's, none."""
+def _export_with_open_sizes(model: nn.Module, example: torch.Tensor) -> ExportedProgram:
+    """The record with as many sizes open as torch.export manages: all, the batch's, or none."""
     # A size of one is taken for a constant.
     batch = torch.cat([example, example]) if example.shape[0] == 1 else example
-    # A record without symbols takes less time, and mostly has all sizes open.
+    # A record without symbols takes a third of the time, and mostly has all sizes open.
     program = None if _mentions_sizes(model) else _export(model, batch)
     if program is not None and _sizes_are_open(model, program):
         return program
@@ -300,7 +304,7 @@ def _dynamic_export(model: nn.Module, example: torch.Tensor) -> ExportedProgram:
 
 
 def _mentions_sizes(model: nn.Module) -> bool:
-    """Whether code of the user's modules names an operation that sizes are read by, or given to."""
+    """Whether the user's modules name an operation that reads sizes or is given some."""
     own = {
         function.__code__
         for module in model.modules()
@@ -326,22 +330,22 @@ def _sizes_are_open(model: nn.Module, program: ExportedProgram) -> bool:
 def _export(
     model: nn.Module, example: torch.Tensor, sizes: tuple[Mapping[int, object]] | None = None
 ) -> ExportedProgram:
-    with warnings.catch_warnings(), _quiet():
+    with warnings.catch_warnings(), _silence_logging():
         warnings.simplefilter("ignore")
         try:
             return torch.export.export(model, (example,), dynamic_shapes=sizes, strict=False)
         except (RuntimeError, TypeError, AttributeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise UnsupportedModelError(
-                f"{type(model).__name__} was to be read on an example of shape "
-                f"{tuple(example.shape)}, but torch.export cannot record it: {reason}. Check that "
-                "model(example) runs, and that no tensor's values decide its course."
+                f"torch.export failed on {type(model).__name__} with input shape "
+                f"{tuple(example.shape)}: {reason}. Check that model(example) runs, and that no "
+                "tensor's values decide which branch it takes."
             ) from error
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No log of what torch.export tries: the error that comes of it says what is the matter."""
+def _silence_logging() -> Iterator[None]:
+    """Hides the log of torch.export: the error that it raises says what is wrong."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
