@@ -20,7 +20,7 @@ from skipless.report.svg import STYLES, Chart, Line
 from skipless.runs.configuration import Configuration, flag
 from skipless.runs.kernels import network_curve
 from skipless.runs.outcome import Outcome
-from skipless.runs.search import Place, is_main, make_folder, run_all, run_key
+from skipless.runs.search import Place, create_folder, is_main, run_all, run_key
 
 from . import ITEMS
 from .item import Cell, Item, PlannedRun
@@ -52,7 +52,7 @@ def report_item(
         options: Options of every run, which replace those of the item.
     """
     path = place.folder / f"{item.name}.jsonl"
-    make_folder(place.folder)
+    create_folder(place.folder)
     _require_same_scale(path, scale)
     results = run_item(item, scale, place, seeds, options)
     if not is_main():

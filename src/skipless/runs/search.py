@@ -247,14 +247,14 @@ def run_all(
 
 
 def _run_search(search: _Search) -> dict[str, Outcome]:
-    make_folder(search.place.folder)
+    create_folder(search.place.folder)
     with closing(search.open_study()) as shared, _terminable():
         try:
             left = len(search.runs) - shared.done()
             workers = min(left, search.place.workers or torch.cuda.device_count() or cores())
             if workers > 1 and not _is_distributed():
                 _watch(search, shared, workers)
-            elif left or _is_distributed():
+            else:
                 _work(search, shared)
         except (KeyboardInterrupt, InterruptedError):
             raise InterruptedError(
@@ -382,7 +382,7 @@ def _receive_error(receiver: Connection) -> BaseException | None:
         return None
 
 
-def make_folder(folder: Path) -> None:
+def create_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
