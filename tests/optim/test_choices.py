@@ -221,7 +221,7 @@ def test_the_one_setting_that_is_out_of_range_is_named(
     settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        create_optimizer("sgd", network(), **({"lr": 0.1} | settings))
+        create_optimizer("sgd", network(), **dict[str, Any](lr=0.1) | settings)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -57,7 +57,7 @@ def test_settings_out_of_range_are_named_as_they_were_given(
     settings: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
-        KFAC(network(), **{"lr": 0.1, **settings})
+        KFAC(network(), **dict[str, Any](lr=0.1) | settings)
 
 
 def test_parameters_in_place_of_the_model_are_refused() -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -155,11 +156,20 @@ def backward_at(
     nodes: dict[Node, list[tuple[int, int]]] = {}
     for index in passed:
         nodes.setdefault(edges[index].node, []).append((index, edges[index].output_nr))
-    own_pass = _Pass()
-    handles = [] if outputs.grad_fn is None else [outputs.grad_fn.register_prehook(own_pass)]
-    handles += [
-        node.register_prehook(_Hook(own, on_gradient, own_pass)) for node, own in nodes.items()
-    ]
+    own_pass: list[int] = []  # custom functions may run others inside it, through the same nodes
+
+    def start(_: tuple[Tensor | None, ...]) -> None:
+        if not own_pass:
+            own_pass.append(_current_pass())
+
+    def catch(wanted: list[tuple[int, int]], gradients: tuple[Tensor | None, ...]) -> None:
+        for index, output in wanted if own_pass == [_current_pass()] else ():
+            gradient = gradients[output]
+            if gradient is not None:
+                on_gradient(index, gradient)
+
+    handles = [] if outputs.grad_fn is None else [outputs.grad_fn.register_prehook(start)]
+    handles += [node.register_prehook(partial(catch, own)) for node, own in nodes.items()]
     try:
         wanted: Any = [*(edges[index] for index in last), *leaves]  # autograd takes both
         found = (
@@ -176,37 +186,8 @@ def backward_at(
     return list(found[len(last) :])
 
 
-class _Pass:
-    """Identifies our pass: custom functions may run others inside it, through the same nodes."""
-
-    def __init__(self) -> None:
-        self._task: int | None = None
-
-    def __call__(self, _: tuple[Tensor | None, ...]) -> None:
-        """Called where the pass begins."""
-        self._task = _current_task() if self._task is None else self._task
-
-    def is_running(self) -> bool:
-        return self._task == _current_task()
-
-
-def _current_task() -> int:
+def _current_pass() -> int:
     return torch._C._current_graph_task_id()  # which has no public name
-
-
-@dataclass(frozen=True)
-class _Hook:
-    """Passes on the gradients at some outputs of a node."""
-
-    outputs: Sequence[tuple[int, int]]  # the index of an edge, and of the node's output
-    on_gradient: Callable[[int, Tensor], None]
-    own_pass: _Pass
-
-    def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
-        for index, output in self.outputs if self.own_pass.is_running() else ():
-            gradient = gradients[output]
-            if gradient is not None:
-                self.on_gradient(index, gradient)
 
 
 def _split_edges(outputs: Tensor, edges: Sequence[GradientEdge]) -> tuple[list[int], list[int]]:
