@@ -90,7 +90,7 @@ def steps(given):
     for number, batch in enumerate(batches):
         settings = {} if adaptive else {key: jnp.asarray(value) for key, value in FIXED.items()}
         key = jax.random.PRNGKey(number)
-        params, state, told = optimizer.step(params, state, key, batch=batch, **settings)
+        params, state, stats = optimizer.step(params, state, key, batch=batch, **settings)
         own = {}
         for name in names:
             index = estimator.params_block_index[name]["w"]
@@ -103,7 +103,7 @@ def steps(given):
             if not adaptive:
                 own[f"{name}_inverse"] = inverse(block_state, scale, damping + L2)
         if adaptive:
-            own["chosen"] = jnp.stack([told["learning_rate"], told["momentum"]])
+            own["chosen"] = jnp.stack([stats["learning_rate"], stats["momentum"]])
             own["damping"] = state.damping
         # Copies: the next step reuses the memory.
         found |= {f"{number}_{key}": np.array(value) for key, value in own.items()}

@@ -1,4 +1,4 @@
-"""What users get wrong, and what they are told."""
+"""Users' mistakes, and the errors and warnings they get."""
 
 import re
 from typing import Any
@@ -60,7 +60,7 @@ def test_settings_out_of_range_are_named_as_they_were_given(
         KFAC(network(), **dict[str, Any](lr=0.1) | settings)
 
 
-def test_parameters_in_place_of_the_model_are_refused() -> None:
+def test_parameters_instead_of_the_model_are_refused() -> None:
     parameters: Any = network().parameters()
     with pytest.raises(
         TypeError, match=re.escape("KFAC(model, ...), not KFAC(model.parameters(), ...)")
@@ -100,7 +100,7 @@ def test_mistakes_show_in_steps_that_measure_nothing_too() -> None:
         optimizer.curvature(wrong)
 
 
-def test_a_model_that_became_another_is_told() -> None:
+def test_a_model_that_was_cast_raises() -> None:
     model = network()
     optimizer = KFAC(model, 0.1)
     outputs = model.float()(INPUTS.float())
@@ -108,7 +108,7 @@ def test_a_model_that_became_another_is_told() -> None:
         optimizer.curvature(outputs)
 
 
-def test_layers_that_are_thawed_later_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_that_are_unfrozen_later_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     model = network()
     model[0].requires_grad_(False)
     optimizer = KFAC(model, 0.1, burn_in=0)
@@ -120,7 +120,7 @@ def test_layers_that_are_thawed_later_are_told(caplog: pytest.LogCaptureFixture)
     assert record.message.startswith("K-FAC does not train 0.weight, 0.bias, which were frozen")
 
 
-def test_attention_that_cannot_be_differentiated_twice_is_told() -> None:
+def test_attention_that_cannot_be_differentiated_twice_raises() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -140,7 +140,7 @@ def test_attention_that_cannot_be_differentiated_twice_is_told() -> None:
         optimizer.step()
 
 
-def test_passes_that_were_all_made_before_are_measured_each_in_its_turn() -> None:
+def test_passes_made_before_measuring_are_each_measured() -> None:
     models = network(), network()
     parts = INPUTS.split(4)
     for model, early in zip(models, (False, True), strict=True):

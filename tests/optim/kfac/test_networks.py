@@ -143,7 +143,7 @@ def test_layers_can_be_frozen_on_the_way(frozen: str, settings: dict[str, Any], 
 
 
 class Optional(nn.Module):
-    """One layer is used only when asked for, and one never."""
+    """One layer is used only on request, and one never."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,8 +274,8 @@ def test_weights_that_are_read_fall_to_the_diagonal_with_one_note(
     run(optimizer, model, data(4, *shape))
     assert all(moved(model, start).values())
     assert set(read) <= on_the_diagonal(optimizer)
-    told = [note for note in notes(caplog) if "read without a call" in note]
-    assert [note.split(": ")[1] for note in told] == [", ".join(read) + "."]
+    warned = [note for note in notes(caplog) if "read without a call" in note]
+    assert [note.split(": ")[1] for note in warned] == [", ".join(read) + "."]
 
 
 def test_the_damping_adapts_by_the_curvature_of_weights_that_are_read() -> None:

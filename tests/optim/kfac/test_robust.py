@@ -145,38 +145,38 @@ def test_inverses_of_factors_beside_one_that_fails_are_their_own() -> None:
     turn = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).double())
     indefinite = turn.Q @ torch.tensor([5.0, 3.0, 0.0, -1e-3]).double().diag() @ turn.Q.mT
     good = torch.eye(4).double() * 2.0
-    told: list[str] = []
+    warned: list[str] = []
     damping = Damping(torch.ones(3).double(), torch.full((3,), 1e-6).double())
     stack = torch.stack([good, indefinite, 3.0 * good])
-    found = damped_inverses(stack, damping, torch.zeros_like(stack), told.append)
+    found = damped_inverses(stack, damping, torch.zeros_like(stack), warned.append)
     eye = torch.eye(4).double()
     expected = [m + shift * eye for m, shift in zip(stack, (1e-6, 1e-2, 1e-6), strict=True)]
     torch.testing.assert_close(found @ torch.stack(expected), eye.expand(3, 4, 4))
-    assert len(told) == 1
-    assert "with 10000 times the damping" in told[0]
+    assert len(warned) == 1
+    assert "with 10000 times the damping" in warned[0]
 
 
 def test_double_precision_comes_before_more_damping() -> None:
     """In single precision 1 + 1e-9 is 1, and the matrix is singular."""
-    told: list[str] = []
+    warned: list[str] = []
     damping = Damping(torch.ones(1), torch.full((1,), 1e-9))
-    found = damped_inverses(torch.ones(1, 2, 2), damping, torch.zeros(1, 2, 2), told.append)
+    found = damped_inverses(torch.ones(1, 2, 2), damping, torch.zeros(1, 2, 2), warned.append)
     shift = damping.shift.double().item()
     expected = torch.tensor([[1 + shift, -1.0], [-1.0, 1 + shift]]) / (shift * (2 + shift))
     torch.testing.assert_close(found[0], expected)
-    assert len(told) == 1
-    assert "with 1 times the damping" in told[0]
+    assert len(warned) == 1
+    assert "with 1 times the damping" in warned[0]
 
 
 def test_a_factor_that_cannot_be_inverted_at_all_keeps_its_last_inverse() -> None:
-    told: list[str] = []
+    warned: list[str] = []
     stack = torch.stack([torch.eye(2), -1e9 * torch.eye(2), math.nan * torch.eye(2)])
     damping = Damping(torch.ones(3), torch.full((3,), 1e-3))
     previous = torch.arange(12.0).view(3, 2, 2)
-    found = damped_inverses(stack, damping, previous, told.append)
+    found = damped_inverses(stack, damping, previous, warned.append)
     torch.testing.assert_close(found[0], torch.eye(2) / 1.001)
     assert torch.equal(found[1:], previous[1:])
-    assert all("its last inverse is kept" in message for message in told)
+    assert all("its last inverse is kept" in message for message in warned)
 
 
 def test_a_length_that_rounding_made_negative_constrains_nothing() -> None:

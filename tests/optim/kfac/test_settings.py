@@ -45,7 +45,7 @@ def step(
     batch: Batch,
     forward: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
-    """One step of training by cross entropy, with labels for whoever asks for them."""
+    """One step of training by cross entropy, with labels for the empirical Fisher matrix."""
 
     def closure() -> float:
         optimizer.zero_grad()

@@ -48,7 +48,7 @@ R = TypeVar("R")
 CHUNK_BYTES = 32 * 2**20
 MOST_PRODUCTS = 512  # beyond, as in patches of 16x16 side by side, calls cost more than they save
 WIDE = 128  # a product of this many columns or more keeps the cores busy on its own
-CORES = 8  # a long product of fewer columns is split for so many
+CORES = 8  # a long product of fewer columns is split for this many
 
 
 def at_least_float32(tensor: Tensor) -> torch.dtype:
