@@ -1,4 +1,4 @@
-"""Optimisers by name: which parameters they take, how L2 acts, and that runs go on as they were."""
+"""Optimisers by name: which parameters they take, how L2 acts, and that runs resume exactly."""
 
 import copy
 import re
@@ -68,7 +68,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> l
     return losses
 
 
-def go_on(name: str, folder: Path) -> None:
+def resume(name: str, folder: Path) -> None:
     """Ten more steps from the checkpoint in `folder`, and the weights after them."""
     torch.manual_seed(1)
     model = Network()
@@ -240,7 +240,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     assert "pytorch_optimizer" not in sys.modules  # a second of imports that only SOAP needs
     for each in NAMES:
-        go_on(each, Path(sys.argv[1]))
+        resume(each, Path(sys.argv[1]))
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
