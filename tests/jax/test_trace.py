@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax_networks as networks
 from skipless import DKS, TAT, Graph, GraphBuilder, solve
 from skipless.core.activations import activation_names
-from skipless.core.graph import Sum
+from skipless.core.graph import Affine, Sum
 from skipless.core.trace import UnsupportedModelError
 from skipless.jax import normalize_per_location, shaped
 from skipless.jax.trace import read, trace
@@ -222,6 +222,15 @@ def test_dropout_written_by_hand_is_refused_with_its_line(mask) -> None:
         layer = lambda w, key, x, drop=drop: drop(jax.nn.relu(x @ w[0]), mask(key)) @ w[1]
         with pytest.raises(UnsupportedModelError, match=r"test_trace.py:\d+ .*evaluation mode"):
             trace(layer, W, KEY, X)
+
+
+def test_layers_that_no_line_of_the_user_calls_are_named_by_their_weights() -> None:
+    layer = lambda: nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    graph = trace(nnx.Sequential(layer(), nnx.relu, layer()), jnp.ones((1, 4)))
+    assert [node.origin for node in graph.nodes if isinstance(node, Affine)] == [
+        "layers.0",
+        "layers.2",
+    ]
 
 
 def test_barriers_and_names_are_skipped() -> None:

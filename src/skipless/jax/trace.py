@@ -6,6 +6,7 @@ with. `Description` says what each recorded operation is; `core.trace` reads tha
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,8 @@ from .operations import (
     count_summed,
     evaluate,
     layer,
+    weight_of,
+    without_moves,
 )
 from .record import Operation, Record, Region, Tensor, find_regions, record
 
@@ -189,7 +192,14 @@ class Description(Recorded[Tensor]):
         return tensors[0]
 
     def origin(self, tensor: Tensor) -> str:
-        return tensor.name if tensor.operation is None else str(tensor.operation.location)
+        op = tensor.operation
+        if op is None:
+            return tensor.name
+        if op.name in AFFINE and not op.location.scope and not op.location.line:
+            # As in nnx.Sequential: "['layers'][0]['kernel'].value" is a weight of layers.0.
+            words = re.findall(r"\w+", without_moves(weight_of(op)).name.removesuffix(".value"))
+            return ".".join(words[:-1]) or str(op.location)
+        return str(op.location)
 
     def rank(self, tensor: Tensor) -> int:
         return len(tensor.shape)
