@@ -1,6 +1,7 @@
 """The verbs at the top of the package find the framework of a model."""
 
 import copy
+import inspect
 from collections import Counter
 
 import jax.numpy as jnp
@@ -117,3 +118,14 @@ def test_the_same_arguments_give_the_same_solution_and_the_same_report() -> None
     whats = [Counter(change.what for change in report.changes) for report in reports]
     assert whats[0] == whats[1]
     assert whats[0]["normalisation removed"] == whats[2]["normalisation removed"] == DEPTH
+
+
+@pytest.mark.parametrize("verb", ["trace", "convert", "check", "measure", "initialize_"])
+def test_the_verbs_have_the_same_arguments_in_the_same_order(verb: str) -> None:
+    native = {"generator": "seed", "rngs": "seed"}  # the source of randomness
+    rooms = [sk.torch, sk.keras, *([sk.jax] if verb == "convert" else [])]
+    names = [
+        [native.get(name, name) for name in inspect.signature(getattr(room, verb)).parameters]
+        for room in rooms
+    ]
+    assert all(own == names[0] for own in names)

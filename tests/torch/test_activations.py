@@ -17,6 +17,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import activation_examples as examples
+import skipless.torch
 from activation_examples import KNOWN, SHAPED, solved
 from skipless import EOC, Activation, Graph, Solution, solve
 from skipless.core.activations import elu, leaky_relu
@@ -125,6 +126,13 @@ def test_an_activation_can_be_pickled_and_copied(phi: Activation) -> None:
     f = function(phi)
     for again in (pickle.loads(pickle.dumps(f)), copy.deepcopy(f)):
         assert torch.equal(again(POINTS), f(POINTS))
+
+
+def test_the_old_name_works_and_warns() -> None:
+    with pytest.warns(
+        DeprecationWarning, match=r"skipless\.torch\.activation .*use .*torch\.function"
+    ):
+        assert skipless.torch.activation is function  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_names_are_read_as_core_reads_them() -> None:

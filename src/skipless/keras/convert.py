@@ -7,7 +7,8 @@ the old ones, with other activations and sums and without normalisation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 import keras
 from keras import layers, ops
@@ -24,7 +25,24 @@ from .operations import AFFINE, is_stock
 from .record import Call, Tensor, constant_arguments
 from .trace import Reading, read
 
+P = ParamSpec("P")
 
+
+def _method_may_be_second(convert: Callable[P, keras.Model]) -> Callable[P, keras.Model]:
+    """`convert`, which in release 0.1 had the method before the example."""
+
+    @wraps(convert)
+    def call(*args: P.args, **kwargs: P.kwargs) -> keras.Model:
+        given = list(args)
+        if len(given) == 2 and isinstance(given[1], TAT | DKS | EOC):
+            warn_renamed("convert(model, method)", "convert(model, method=method)")
+            return convert(given[0], method=given[1], **kwargs)  # pyright: ignore[reportCallIssue]
+        return convert(*args, **kwargs)
+
+    return call
+
+
+@_method_may_be_second
 def convert(
     model: keras.Model,
     example: object = None,
@@ -68,9 +86,6 @@ def convert(
     >>> round(deep.skipless_report.predicted[-1].c, 6)
     0.9
     """
-    if isinstance(example, TAT | DKS | EOC):
-        warn_renamed("convert(model, method)", "convert(model, method=method)")
-        example, method = None, example
     reading = read(model, example)
     _require_no_probability(reading)
     planned = plan(reading, method, activation, shortcut_weight, clamp)
