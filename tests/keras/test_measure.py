@@ -176,6 +176,7 @@ def test_a_network_that_normalises_its_inputs_is_checked_from_behind_that() -> N
     model = keras.Sequential([*first, layers.Conv2D(300, 1), layers.ReLU()])
     with pytest.raises(ValueError, match=r"leaves sizes of its input open.*Pass an example"):
         check(model, solution=solution)
+    assert len(measure(model, batch(4, 3, 5, 1)).nodes) == 3
     found = check(model, (1, 4, 4, 1), solution, cosines=(0.5,), seeds=10)
     assert found.comparisons[0].measured.c.mean == pytest.approx(0.5, abs=1e-6)
     assert found.agrees, str(found)

@@ -68,7 +68,7 @@ def measure(
     [('Input', 1.0, 0.25), ('Affine', 1.0, 0.25)]
     """
     core.require_batch_of_pairs(tuple(inputs.shape))
-    replay, solution = Replay(read(model, inputs)), known_solution(model)
+    replay, solution = Replay(read(model, inputs), example=inputs), known_solution(model)
     if draw is None:
         draw = initialize_ if solution is None else _draw_for(solution)
     with _draws(model, seeds, draw) as draws:
