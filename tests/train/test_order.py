@@ -35,7 +35,7 @@ class Classes:
         return chosen[:, None, None, None].float(), self.labels[chosen]
 
 
-def told(batches: Batches, epoch: int, first_step: int = 0) -> list[list[tuple[int, int]]]:
+def contents(batches: Batches, epoch: int, first_step: int = 0) -> list[list[tuple[int, int]]]:
     """Index and label of every sample, batch by batch."""
     return [
         list(zip(images.flatten().int().tolist(), labels.tolist(), strict=True))
@@ -46,7 +46,7 @@ def told(batches: Batches, epoch: int, first_step: int = 0) -> list[list[tuple[i
 @pytest.mark.parametrize("classes", [1, 2, 3, 4])
 def test_every_batch_has_so_many_classes_and_equally_many_samples_of_each(classes: int) -> None:
     batches = Batches(Classes([40, 37, 60, 24]), 12, classes_per_batch=classes)
-    epoch = told(batches, 0)
+    epoch = contents(batches, 0)
     assert len(epoch) == batches.steps
     for batch in epoch:
         counts = Counter(label for _, label in batch)
@@ -74,19 +74,19 @@ def test_there_are_as_many_batches_as_can_be(classes: int) -> None:
         counts = [2 * own + 1 for own in pieces]  # of pieces of 2, with a sample to spare
         assert count_batches(counts, 2 * classes, classes) == wanted
     # The last of them is the most uneven one: all of its batches can be made.
-    assert len(told(Batches(Classes([2, 2, 2, 11]), 4, classes_per_batch=2), 0)) == 3
+    assert len(contents(Batches(Classes([2, 2, 2, 11]), 4, classes_per_batch=2), 0)) == 3
 
 
 def test_which_classes_and_samples_meet_differs_from_epoch_to_epoch_and_by_seed() -> None:
     split = Classes([30] * 4)
     seen = {
-        (seed, epoch): told(Batches(split, 6, seed, classes_per_batch=2), epoch)
+        (seed, epoch): contents(Batches(split, 6, seed, classes_per_batch=2), epoch)
         for seed in (0, 1)
         for epoch in (0, 1)
     }
     orders = {str(epoch) for epoch in seen.values()}
     assert len(orders) == 4
-    assert seen[1, 1] == told(Batches(split, 6, 1, classes_per_batch=2), 1)
+    assert seen[1, 1] == contents(Batches(split, 6, 1, classes_per_batch=2), 1)
     pairs = Counter(
         tuple(sorted({label for _, label in batch})) for epoch in seen.values() for batch in epoch
     )
@@ -99,9 +99,9 @@ def test_which_classes_and_samples_meet_differs_from_epoch_to_epoch_and_by_seed(
 @pytest.mark.parametrize(("world", "accumulate"), [(2, 1), (1, 3), (2, 3)])
 def test_processes_and_parts_share_what_one_would_take_alone(world: int, accumulate: int) -> None:
     split = Classes([30, 20, 40])
-    alone = told(Batches(split, 12, 5, classes_per_batch=2), 3)
+    alone = contents(Batches(split, 12, 5, classes_per_batch=2), 3)
     shares = [
-        told(Batches(split, 12, 5, rank, world, accumulate, classes_per_batch=2), 3)
+        contents(Batches(split, 12, 5, rank, world, accumulate, classes_per_batch=2), 3)
         for rank in range(world)
     ]
     for step, batch in enumerate(alone):
@@ -111,7 +111,7 @@ def test_processes_and_parts_share_what_one_would_take_alone(world: int, accumul
 
 def test_an_epoch_entered_late_is_the_tail_of_the_whole() -> None:
     batches = Batches(Classes([30, 20, 40]), 12, classes_per_batch=1)
-    assert told(batches, 7, 3) == told(batches, 7)[3:]
+    assert contents(batches, 7, 3) == contents(batches, 7)[3:]
 
 
 @pytest.mark.parametrize(

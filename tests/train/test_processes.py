@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from skipless.cli import main
 from skipless.record import Record
 from skipless.runs.configuration import Configuration
 from skipless.runs.training import build_run
@@ -68,36 +69,32 @@ def lines(folder: Path) -> int:
 KFAC = "--optimizer kfac --kfac-burn-in 3 --kfac-curvature-period 2 --kfac-inverse-period 7"
 
 
-def test_a_run_killed_at_random_points_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
+def trained_here(folder: Path, *options: str) -> None:
+    """Train in this process, undisturbed."""
+    assert main(["train", *SMALL, *options, "--threads", "1", "--output", str(folder)]) == 0
+
+
+def test_a_run_killed_and_then_stopped_ends_as_one_left_alone(tmp_path: Path) -> None:
     options = ["--steps", "150", "--log-every", "1", "--checkpoint-every", "9", "--norm", "batch"]
     options += ["--dropout", "0.3", "--average", "0.9", *KFAC.split()]
-    undisturbed = started(tmp_path / "whole", *options)
     chance = random.Random(7)
     folder = tmp_path / "killed"
-    for _ in range(2):
+    for sent in (signal.SIGKILL, signal.SIGINT):
         process = started(folder, *options, "--resume")
         wanted = lines(folder) + chance.randrange(5, 50)
         while process.poll() is None and lines(folder) < wanted:
             time.sleep(0.005)
         time.sleep(chance.random() * 0.05)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
-    finished(started(folder, *options, "--resume"))
-    finished(undisturbed)
-    assert curve(folder) == curve(tmp_path / "whole")
-
-
-def test_a_run_that_is_asked_to_stop_ends_well_and_says_how_to_go_on(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    process = started(folder, "--steps", "100000", "--log-every", "1")
-    while process.poll() is None and lines(folder) < 3:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    last = finished(process).splitlines()[-1]
+        process.send_signal(sent)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == (-signal.SIGKILL if sent == signal.SIGKILL else 0)
+    last = output.splitlines()[-1]
     assert last.endswith(f"Resume with: skipless train --resume --output {folder}")
     step = int(last.split("after step ")[1].split()[0])
     assert Checkpoints(folder).paths()[-1].name == f"step-{step:08d}"
+    finished(started(folder, *options, "--resume"))
+    trained_here(tmp_path / "whole", *options)
+    assert curve(folder) == curve(tmp_path / "whole")
 
 
 def free_port() -> int:
@@ -114,18 +111,19 @@ def torchrun(folder: Path, *options: str) -> subprocess.Popen[str]:
     return running(command, environment)
 
 
-def test_two_processes_that_were_stopped_on_the_way_have_the_losses_of_one(tmp_path: Path) -> None:
+def test_two_processes_that_were_stopped_have_the_losses_of_one(tmp_path: Path) -> None:
     options = ["--steps", "60", "--log-every", "1", *KFAC.split(), "--lr", "0.003"]
     options += ["--accumulate", "2", "--average", "0.9", "--checkpoint-every", "10"]
-    alone, folder = started(tmp_path / "one", *options), tmp_path / "two"
+    folder = tmp_path / "two"
     first = torchrun(folder, *options)
     while first.poll() is None and lines(folder) < 5:
         time.sleep(0.005)
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=120)
     assert lines(folder) < 60, "it ended before it could be stopped"
-    finished(torchrun(folder, *options, "--resume"))
-    finished(alone)
+    second = torchrun(folder, *options, "--resume")
+    trained_here(tmp_path / "one", *options)
+    finished(second)
     one, two = Record.read(tmp_path / "one"), Record.read(folder)
     assert two.run["processes"] == 2
     for kind, name in (("train", "loss"), ("train", "accuracy"), ("average", "loss")):

