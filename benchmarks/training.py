@@ -2,13 +2,13 @@
 
     python benchmarks/training.py
 
-The loop by hand makes a step after each one of the engine, so that whatever else the machine does
-slows both down alike, and both are timed by the seconds that they spend on their core; ratios are
-those of the medians, and of the sums, in which the engine's journal counts too. A second loop by
-hand in place of the engine shows how far chance takes these. The engine does more in its steps: it
-follows a schedule, keeps losses and accuracy, looks for NaN, and writes its journal. `skipless
-train` takes SGD in one kernel, where PyTorch by default has a loop. Whether decoding stalls a step,
-only the clock on the wall can tell: there, runs take turns, and the first quartiles are compared.
+The hand-written loop takes a step after each step of the engine, so that whatever else the machine
+does slows both alike, and both are timed by their CPU seconds; ratios are those of the medians, and
+of the sums, in which the engine's log counts too. A second hand-written loop instead of the engine
+shows the noise. The engine does more in a step: it follows a schedule, keeps losses and accuracy,
+looks for NaN, and writes its log. `skipless train` runs SGD in one kernel, where PyTorch by default
+has a loop. Only wall-clock time can tell whether decoding stalls a step: there, runs alternate,
+and the first quartiles are compared.
 """
 
 from __future__ import annotations
