@@ -285,7 +285,7 @@ def test_a_shaped_activation_is_one_and_a_normalised_input_the_beginning() -> No
 
     assert trace(model, weights, jnp.ones((2, 3))) == Graph.chain(3)
     late = lambda w, x: normalize_per_location(x @ w[0]) @ w[1]
-    with pytest.raises(UnsupportedModelError, match="inside of the network"):
+    with pytest.raises(UnsupportedModelError, match="inside the network"):
         trace(late, [jnp.ones((2, 3)), jnp.ones((4, 3))], jnp.ones((2, 2)))
 
 

@@ -422,7 +422,7 @@ REFUSED = {
     ),
     "softmax inside": (
         lambda: functional(lambda x: dense()(layers.Softmax(name="soft")(x))),
-        r"soft \(Softmax\) computes a softmax inside of the network",
+        r"soft \(Softmax\) computes a softmax inside the network",
     ),
     "attention": (
         lambda: functional(

@@ -47,7 +47,7 @@ class AxisMap:
     ) -> AxisMap:
         """The map of a move from shape `before` to shape `after` that permutes nothing.
 
-        It reshapes, `dropped` some axes, adds axes in front, or only changes sizes.
+        It reshapes, removes the axes in `dropped`, adds axes in front, or changes sizes.
 
         >>> AxisMap.between((2, 8, 4, 4), (2, 8), dropped=(2, 3)).to
         ((0,), (1,), (), ())
@@ -81,7 +81,7 @@ class Layer(Generic[T]):
     summed: Collection[int]
     made: Collection[int]
     channels: int | None = None  # that each output reads, if there are groups
-    depthwise: bool = False  # each output reads the channel of its own
+    depthwise: bool = False  # each output reads one channel, its own
     axes: AxisMap | None = None
 
 
@@ -157,7 +157,7 @@ class ShapedCall(Generic[T]):
 class Preparation(Generic[T]):
     """Prepares the input: per-location normalisation, or augmentation.
 
-    To the theory the network begins behind it. Inside the network it is refused; `elsewhere` is the
+    To the theory the network begins after it. Inside the network it is refused; `elsewhere` is the
     message, if it is not per-location normalisation.
     """
 
@@ -188,7 +188,7 @@ Operation = (
 
 
 def combines_branches(where: str, name: str) -> str:
-    """The message for a product of branches, or any function of several that is no sum."""
+    """The message for a function of several branches that is not a sum, such as a product."""
     return (
         f"{where} combines two branches by {name}; only weighted sums and concatenations have C "
         "maps. Replace a gate by a sum, or leave that part out of the traced model."
@@ -198,8 +198,8 @@ def combines_branches(where: str, name: str) -> str:
 class Recorded(ABC, Generic[T]):
     """A network as a framework recorded it.
 
-    `T` is the framework's own name for a tensor. What is no part of the network, such as constants
-    or the running means of a normalisation, is no source and has no operation.
+    `T` is the framework's own name for a tensor. What is not part of the network, such as constants
+    or the running means of a normalisation, is never a source and has no operation.
     """
 
     input: T

@@ -84,8 +84,8 @@ class Axes:
 class Reading(Generic[T]):
     """The graph of a recorded network, and how it lies in the record.
 
-    `steps` has the tensors that a node of the graph stands for, those inside of an activation left
-    out; `axes` has all of them.
+    `steps` has the tensors that a node of the graph stands for, not those inside an
+    activation; `axes` has all of them.
     """
 
     graph: Graph
@@ -420,7 +420,7 @@ class _Reader(Generic[T]):
         for t in self._between(before, tensor):
             self._values[t] = self._compose(t)
 
-    # Constants that only shift and scale the input standardise it, and the graph begins behind
+    # Constants that only shift and scale the input standardise it, and the graph begins after
     # them. But where others read the unscaled input too, a factor is the weight of a branch.
 
     def _standardises_input(self, tensor: T) -> bool:
@@ -454,7 +454,7 @@ class _Reader(Generic[T]):
 
 def _normalises_inside(where: str) -> str:
     return (
-        f"{where} normalises per location inside of the network; only an input can be normalised "
+        f"{where} normalises per location inside the network; only an input can be normalised "
         "so. Make it the first layer."
     )
 

@@ -89,7 +89,7 @@ _INDICES = (
     "Trace the network that reads the vectors, and not the indices.",
 )
 _PROBABILITIES = (
-    "computes a softmax inside of the network,",
+    "computes a softmax inside the network,",
     f"As the last layer it may stay; if it is part of attention, leave that out, or {_APART}.",
 )
 _UNCOVERED = {
