@@ -37,7 +37,7 @@ class PeerError(RuntimeError):
     """A peer does not run."""
 
 
-def told_by(script: str) -> Any:
+def run_script(script: str) -> Any:
     """What a script prints, as a value."""
     environment = os.environ | {
         "PYTHONPATH": str(ROOT / "src"),
@@ -95,7 +95,7 @@ def milliseconds(seconds: float) -> str:
 def solving() -> str:
     head = ["method, φ, layers", "dks", "skipless", "ratio", "first solve"]
     rows = []
-    for row in told_by("solving.py"):
+    for row in run_script("solving.py"):
         theirs, ours = row["seconds"]
         rows.append(
             [
@@ -124,11 +124,11 @@ def steps() -> str:
         ("jax_steps.py", "Optax's SGD", ("kfac-jax",)),
     ):
         try:
-            told = told_by(script)
+            printed = run_script(script)
         except PeerError as error:
             rows.append([", ".join(names), str(error), *[""] * (len(PERIODS) + 1)])
             continue
-        for network, times in told.items():
+        for network, times in printed.items():
             for name in names:
                 spent = milliseconds(times["sgd"]["step"])
                 rows.append([f"{name}, over {sgd}", network, spent, *over_sgd(name, times)])
@@ -137,20 +137,20 @@ def steps() -> str:
 
 
 def conversion() -> str:
-    told = told_by("conversion.py")
+    printed = run_script("conversion.py")
     counts = [
         lines_of_code((SCRIPTS / f"with_{name}.py").read_text(encoding="utf-8"))
         for name in ("dks", "skipless")
     ]
-    slopes, scales, qs = told["slope"], told["scale"], told["q"]
+    slopes, scales, qs = printed["slope"], printed["scale"], printed["q"]
     return table(
         ["", "dks", "skipless", "difference, or ratio"],
         [
             ["lines of code", *map(str, counts), f"{counts[0] / counts[1]:.1f}"],
             ["negative slope", *(f"{x:.8f}" for x in slopes), f"{abs(slopes[0] - slopes[1]):.0e}"],
             ["output scale", *(f"{x:.8f}" for x in scales), f"{abs(scales[0] - scales[1]):.0e}"],
-            ["outputs, with the same weights", "", "", f"{told['outputs']:.0e}"],
-            ["q value behind a layer that widens 16 to 64", *(f"{q:.2f}" for q in qs), ""],
+            ["outputs, with the same weights", "", "", f"{printed['outputs']:.0e}"],
+            ["q value after a layer that widens 16 to 64", *(f"{q:.2f}" for q in qs), ""],
         ],
     )
 

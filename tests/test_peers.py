@@ -65,9 +65,9 @@ def test_a_peer_that_does_not_run_says_why(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "broken.py").write_text("import no_such_peer")
     (tmp_path / "whole.py").write_text("print('a warning'); print('[1, 2]')")
     monkeypatch.setattr(peers, "SCRIPTS", tmp_path)
-    assert peers.told_by("whole.py") == [1, 2]
+    assert peers.run_script("whole.py") == [1, 2]
     with pytest.raises(peers.PeerError, match=r"broken\.py does not run.*No module named 'no_suc"):
-        peers.told_by("broken.py")
+        peers.run_script("broken.py")
 
 
 def test_only_what_is_between_the_marks_is_written_anew() -> None:
