@@ -37,7 +37,15 @@ if not TYPE_CHECKING:  # or a type checker would take any name at all
 
     def __getattr__(name):
         if name in _MODULES:
-            return getattr(import_module(f"skipless.optim.{_MODULES[name]}"), name)
+            try:
+                return getattr(import_module(f"skipless.optim.{_MODULES[name]}"), name)
+            except ModuleNotFoundError as error:
+                if error.name != "torch":
+                    raise
+                raise ImportError(
+                    f"skipless.optim.{name} needs torch, which is not installed: "
+                    "pip install 'skipless[torch]'"
+                ) from None
         if name == "PRESETS":
             warn_renamed("skipless.optim.PRESETS", 'KFAC(model, lr, preset="cifar10")')
             from .settings import PRESETS
