@@ -208,7 +208,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Record:
+class FlatProgram:
     """The operations that lead to the outputs, in order."""
 
     operations: list[Operation]
@@ -222,7 +222,7 @@ def record(
     arguments: Sequence[tuple[str, object]],  # a name and, if known, a value
     input_index: int,
     known: Callable[[Tensor], object | None],
-) -> Record:
+) -> FlatProgram:
     """The record of a `closed` jaxpr of `arguments`, one of which is the network's input.
 
     `known` evaluates a tensor that does not depend on the input, such as the index of a branch.
@@ -241,7 +241,7 @@ def record(
     for op in operations:
         for tensor in dict.fromkeys(op.inputs):
             users.setdefault(tensor, []).append(op)
-    return Record(operations, tensors[input_index], outputs, users)
+    return FlatProgram(operations, tensors[input_index], outputs, users)
 
 
 def _argument(variable: Any, name: str, value: object, *, signal: bool) -> Tensor:
@@ -420,7 +420,7 @@ class Region:
         return next(reversed(shapes or ranks or self.exits), None)
 
 
-def find_regions(record: Record) -> Mapping[Operation, Region]:
+def find_regions(record: FlatProgram) -> Mapping[Operation, Region]:
     """The region of every operation that belongs to one.
 
     Operations belong to one call if they were recorded under the same frames and read each other's
@@ -458,7 +458,7 @@ def _merge(other: Region, into: Region, found: dict[Operation, Region]) -> None:
     other.operations, other.sources = into.operations, into.sources
 
 
-def _exits(region: Region, record: Record) -> list[Tensor]:
+def _exits(region: Region, record: FlatProgram) -> list[Tensor]:
     inside = set(region.operations)
     outputs: Sequence[Tensor] = [t for op in region.operations for t in op.outputs]
     return [

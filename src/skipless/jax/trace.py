@@ -59,7 +59,7 @@ from .operations import (
     weight_of,
     without_moves,
 )
-from .record import Operation, Record, Region, Tensor, find_regions, record
+from .record import FlatProgram, Operation, Region, Tensor, find_regions, record
 
 # How close a function must be to an activation, by the bits of the numbers in its definition.
 _CLOSE = {64: 1e-9, 32: 1e-6, 16: 4e-3}
@@ -129,7 +129,7 @@ class Reading(core.Reading[Tensor]):
     `biases` has the additions by which layers get theirs.
     """
 
-    record: Record
+    record: FlatProgram
     biases: Sequence[Operation]
     constants: Constants
 
@@ -161,7 +161,7 @@ class Description(Recorded[Tensor]):
     statistics, which are no part of the network.
     """
 
-    def __init__(self, record: Record, constants: Constants) -> None:
+    def __init__(self, record: FlatProgram, constants: Constants) -> None:
         self.input = record.input
         self.biases: list[Operation] = []
         self._record, self._constants = record, constants
@@ -344,7 +344,7 @@ def _uncovered(op: Operation, name: str, about: tuple[str, str]) -> str:
     return f"{op.location} computes {name}{kind}, which has no Q and C maps. {advice}"
 
 
-def _closeness(record: Record) -> float:
+def _closeness(record: FlatProgram) -> float:
     tensors = [t for op in record.operations for t in op.outputs if t.signal]
     types = [t.dtype for t in tensors if jnp.issubdtype(t.dtype, jnp.floating)]
     bits = min((jnp.finfo(dtype).bits for dtype in types), default=64)

@@ -19,7 +19,7 @@ from optim.kfac.dense_fisher import (
     terms,
 )
 from skipless.optim import KFAC
-from skipless.optim.kfac.blocks import Block, Eigenbases
+from skipless.optim.kfac.blocks import CurvatureBlock, Eigenbases
 from skipless.optim.settings import Fisher, Loss
 
 LOSSES: tuple[Loss, ...] = ("cross_entropy", "binary_cross_entropy", "mse")
@@ -39,7 +39,7 @@ def kfac(model: nn.Module, lr: float | None = 0.5, **settings: object) -> KFAC:
     return KFAC(model, lr, **(plain | {"fisher": "exact"} | settings))  # pyright: ignore
 
 
-def block_of(optimizer: KFAC, module: nn.Module) -> Block:
+def block_of(optimizer: KFAC, module: nn.Module) -> CurvatureBlock:
     blocks = optimizer._estimate.blocks
     return next(block for layer, block in blocks.of_layer.items() if layer.module is module)
 

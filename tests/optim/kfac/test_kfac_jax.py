@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kfac_jax_environment import PYTHON, in_its_environment
 from skipless.optim import KFAC
-from skipless.optim.kfac.blocks import Block
+from skipless.optim.kfac.blocks import CurvatureBlock
 
 Arrays = dict[str, np.ndarray]
 
@@ -119,7 +119,7 @@ def order_of_inputs(shape: tuple[int, ...]) -> np.ndarray:
     return np.append(ours, len(ours))  # the bias
 
 
-def inverse_of(block: Block, optimizer: KFAC, order: np.ndarray) -> np.ndarray:
+def inverse_of(block: CurvatureBlock, optimizer: KFAC, order: np.ndarray) -> np.ndarray:
     """The damped inverse that is applied to a layer, inputs first, in JAX's order."""
     stack = optimizer._estimate.blocks._stack_of[block]
     kept = {name: tensor[0].numpy() for name, tensor in stack.tensors(block).items()}

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from skipless.optim.kfac import blocks
-from skipless.optim.kfac.blocks import Block, DampedInverses, Eigenbases, StackedInverses
+from skipless.optim.kfac.blocks import CurvatureBlock, DampedInverses, Eigenbases, StackedInverses
 from skipless.optim.kfac.layers import find_layers
 
 DAMPING = 0.3
@@ -18,7 +18,7 @@ def draw(*shape: int) -> Tensor:
 def random_stack(kind: type[StackedInverses], groups: int) -> StackedInverses:
     """Six layers with random numbers; inverses are symmetric."""
     model = nn.Sequential(*(nn.Conv1d(4, 6, 2, groups=groups) for _ in range(6))).double()
-    stack = kind([Block(layer) for layer in find_layers(model)[0]])
+    stack = kind([CurvatureBlock(layer) for layer in find_layers(model)[0]])
     for block in stack.blocks:
         for name, tensor in stack.tensors(block).items():
             tensor.copy_(draw(*tensor.shape).abs())
@@ -27,7 +27,9 @@ def random_stack(kind: type[StackedInverses], groups: int) -> StackedInverses:
     return stack
 
 
-def by_kronecker(stack: StackedInverses, block: Block, matrix: Tensor, group: int) -> Tensor:
+def by_kronecker(
+    stack: StackedInverses, block: CurvatureBlock, matrix: Tensor, group: int
+) -> Tensor:
     """Inverse curvature of one group, written out, times a matrix (rows, columns)."""
     own = [tensor[group] for tensor in stack.tensors(block).values()]
     if len(own) == 2:  # inverses of both factors

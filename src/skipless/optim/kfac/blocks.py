@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from .inverse import Damping, damped_inverses, eigenbases, factored_damping
-from .layers import Layer
+from .layers import FactoredLayer
 from .moments import at_least_float32
 from .processes import average_, balance, broadcast_, rank, world_size
 
@@ -35,10 +35,10 @@ CACHED_BYTES = 2 * 2**20  # of matrices that stay in a core's cache from one pro
 Values = Mapping[nn.Parameter, Tensor]
 
 
-class Block:
+class CurvatureBlock:
     """The factors of one layer, as running means whose weights decay."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: FactoredLayer) -> None:
         (rows, columns), g = layer.shape, layer.groups
         dtype, device = at_least_float32(layer.weight), layer.weight.device
         of_inputs = (g, columns) if layer.diagonal else (g, columns, columns)
@@ -84,7 +84,7 @@ class Task:
 class StackedInverses(ABC):
     """The inverse curvature of layers of one shape."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, blocks: Sequence[CurvatureBlock]) -> None:
         self.blocks = blocks
         ends = list(itertools.accumulate(block.layer.groups for block in blocks))
         self.slices = {
@@ -95,23 +95,23 @@ class StackedInverses(ABC):
         self.right = self._zeros(blocks[0].inputs.shape[1:])
 
     @abstractmethod
-    def tensors(self, block: Block) -> dict[str, Tensor]:
+    def tensors(self, block: CurvatureBlock) -> dict[str, Tensor]:
         """The state of a layer, by name, to be saved and loaded in place."""
 
     @abstractmethod
-    def tasks(self, block: Block, damping: float) -> list[Task]:
+    def tasks(self, block: CurvatureBlock, damping: float) -> list[Task]:
         """What has to be computed from a layer's factors."""
 
-    def finish(self, block: Block) -> None:
+    def finish(self, block: CurvatureBlock) -> None:
         """Called after the layer's tasks have run."""
         block.is_inverted = True
 
     @abstractmethod
-    def solve(self, blocks: Sequence[Block], matrices: Tensor, damping: float) -> Tensor:
+    def solve(self, blocks: Sequence[CurvatureBlock], matrices: Tensor, damping: float) -> Tensor:
         """Inverse curvature times matrices of these layers, stacked in their order."""
 
     def apply(
-        self, blocks: Sequence[Block], values: Values, damping: float
+        self, blocks: Sequence[CurvatureBlock], values: Values, damping: float
     ) -> dict[nn.Parameter, Tensor]:
         """Inverse curvature times values, such as gradients, of these layers."""
         found: dict[nn.Parameter, Tensor] = {}
@@ -126,7 +126,7 @@ class StackedInverses(ABC):
                 found |= zip(block.layer.parameters, parts, strict=True)
         return found
 
-    def _portions(self, blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:
+    def _portions(self, blocks: Sequence[CurvatureBlock]) -> Iterator[Sequence[CurvatureBlock]]:
         """All layers at once, but on a CPU only as many as fit into its cache."""
         layer = blocks[0].layer
         each = layer.groups * math.prod(layer.shape) * self.left.itemsize
@@ -137,7 +137,7 @@ class StackedInverses(ABC):
         g = sum(block.layer.groups for block in self.blocks)
         return self.blocks[0].outputs.new_zeros(g, *shape)
 
-    def _select(self, chosen: Sequence[Block], tensor: Tensor) -> Tensor:
+    def _select(self, chosen: Sequence[CurvatureBlock], tensor: Tensor) -> Tensor:
         """The part of a stacked tensor that belongs to some layers."""
         slices = [self.slices[block] for block in chosen]
         if all(a.stop == b.start for a, b in itertools.pairwise(slices)):
@@ -148,11 +148,11 @@ class StackedInverses(ABC):
 class DampedInverses(StackedInverses):
     """Damped inverses of both factors."""
 
-    def tensors(self, block: Block) -> dict[str, Tensor]:
+    def tensors(self, block: CurvatureBlock) -> dict[str, Tensor]:
         own = self.slices[block]
         return {"inverse_outputs": self.left[own], "inverse_inputs": self.right[own]}
 
-    def tasks(self, block: Block, damping: float) -> list[Task]:
+    def tasks(self, block: CurvatureBlock, damping: float) -> list[Task]:
         own = self.slices[block]
         of_inputs, of_outputs = factored_damping(block.inputs, block.outputs, damping)
         tasks = [Task(block.outputs, (self.left[own],), of_outputs)]
@@ -163,7 +163,7 @@ class DampedInverses(StackedInverses):
             tasks.append(Task(block.inputs, (self.right[own],), of_inputs))
         return tasks
 
-    def solve(self, blocks: Sequence[Block], matrices: Tensor, damping: float) -> Tensor:
+    def solve(self, blocks: Sequence[CurvatureBlock], matrices: Tensor, damping: float) -> Tensor:
         left, right = (self._select(blocks, tensor) for tensor in (self.left, self.right))
         return _times(left @ matrices, right)
 
@@ -171,13 +171,13 @@ class DampedInverses(StackedInverses):
 class Eigenbases(StackedInverses):
     """Eigenvectors of both factors, and the curvature along each pair of them."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, blocks: Sequence[CurvatureBlock]) -> None:
         super().__init__(blocks)
         self.left_values = self._zeros(blocks[0].outputs.shape[1:2])
         self.right_values = self._zeros(blocks[0].inputs.shape[1:2])
         self.scales = self._zeros(blocks[0].layer.shape)
 
-    def tensors(self, block: Block) -> dict[str, Tensor]:
+    def tensors(self, block: CurvatureBlock) -> dict[str, Tensor]:
         own = self.slices[block]
         return {
             "axes_outputs": self.left[own],
@@ -185,7 +185,7 @@ class Eigenbases(StackedInverses):
             "scales": self.scales[own],
         }
 
-    def tasks(self, block: Block, damping: float) -> list[Task]:
+    def tasks(self, block: CurvatureBlock, damping: float) -> list[Task]:
         own = self.slices[block]
         tasks = [Task(block.outputs, (self.left[own], self.left_values[own]))]
         if block.layer.diagonal:
@@ -194,25 +194,25 @@ class Eigenbases(StackedInverses):
             tasks.append(Task(block.inputs, (self.right[own], self.right_values[own])))
         return tasks
 
-    def finish(self, block: Block) -> None:
+    def finish(self, block: CurvatureBlock) -> None:
         super().finish(block)
         # Products of eigenvalues, until the curvature along the new eigenvectors is measured.
         left, right = (v[self.slices[block]] for v in (self.left_values, self.right_values))
         self.scales[self.slices[block]] = left.unsqueeze(2) * right.unsqueeze(1)
         block.scale_weight = block.weight
 
-    def squares(self, block: Block, gradient: Tensor) -> Tensor:
+    def squares(self, block: CurvatureBlock, gradient: Tensor) -> Tensor:
         """Squares along the eigenvectors of the gradient of a sum of sampled losses."""
         own = self.slices[block]
         return _times(self.left[own].mT @ gradient, self.right[own]).square_()
 
-    def measure(self, block: Block, squares: Tensor, losses: int, ema: float) -> None:
+    def measure(self, block: CurvatureBlock, squares: Tensor, losses: int, ema: float) -> None:
         """Adds squares to the curvature, unless the batch did not use the layer."""
         if bool(squares.any()):
             block.scale_weight = ema * block.scale_weight + 1.0
             self.scales[self.slices[block]].lerp_(squares / losses, 1.0 / block.scale_weight)
 
-    def solve(self, blocks: Sequence[Block], matrices: Tensor, damping: float) -> Tensor:
+    def solve(self, blocks: Sequence[CurvatureBlock], matrices: Tensor, damping: float) -> Tensor:
         left, right, scales = (
             self._select(blocks, tensor) for tensor in (self.left, self.right, self.scales)
         )
@@ -256,11 +256,11 @@ class Blocks:
     """The blocks of all layers, and their inverses."""
 
     def __init__(
-        self, layers: Iterable[Layer], *, eigenbasis: bool, warn: Callable[[str], None]
+        self, layers: Iterable[FactoredLayer], *, eigenbasis: bool, warn: Callable[[str], None]
     ) -> None:
-        self.of_layer = {layer: Block(layer) for layer in layers}
+        self.of_layer = {layer: CurvatureBlock(layer) for layer in layers}
         self._warn = warn
-        alike: dict[object, list[Block]] = {}
+        alike: dict[object, list[CurvatureBlock]] = {}
         for block in self.of_layer.values():
             factor = block.outputs
             kind = (block.layer.shape, block.layer.diagonal, factor.dtype, factor.device)
@@ -270,11 +270,11 @@ class Blocks:
         self._stack_of = {block: stack for stack in self._stacks for block in stack.blocks}
 
     @property
-    def all(self) -> list[Block]:
+    def all(self) -> list[CurvatureBlock]:
         """The blocks, in the order of the network."""
         return list(self.of_layer.values())
 
-    def in_bins(self, bins: int) -> list[list[Block]]:
+    def in_bins(self, bins: int) -> list[list[CurvatureBlock]]:
         """The blocks in that many parts that take about the same time to invert."""
         chosen = balance([block.cost for block in self.all], bins)
         return [
@@ -282,7 +282,7 @@ class Blocks:
             for number in range(bins)
         ]
 
-    def refresh(self, blocks: Sequence[Block], damping: float) -> None:
+    def refresh(self, blocks: Sequence[CurvatureBlock], damping: float) -> None:
         """Inverts factors, each on one of the processes, which sends the others its results."""
         self.synchronize(blocks)
         known = [block for block in blocks if block.weight]
@@ -294,7 +294,7 @@ class Blocks:
         for block in known:
             self._stack_of[block].finish(block)
 
-    def synchronize(self, blocks: Sequence[Block]) -> None:
+    def synchronize(self, blocks: Sequence[CurvatureBlock]) -> None:
         """Averages the running means over processes; a layer may be new to some of them."""
         if world_size() == 1 or not blocks:
             return
@@ -325,7 +325,7 @@ class Blocks:
                 found |= zip(layer.parameters, layer.parts(product), strict=True)
         return found
 
-    def squares(self, values: Values) -> dict[Block, Tensor]:
+    def squares(self, values: Values) -> dict[CurvatureBlock, Tensor]:
         """Squares along eigenvectors, if there are any, of gradients of sums of sampled losses."""
         return {
             block: stack.squares(block, block.layer.matrices(values))
@@ -333,7 +333,9 @@ class Blocks:
             if isinstance(stack, Eigenbases) and block.is_inverted
         }
 
-    def measure_scales(self, squares: Mapping[Block, Tensor], losses: int, ema: float) -> None:
+    def measure_scales(
+        self, squares: Mapping[CurvatureBlock, Tensor], losses: int, ema: float
+    ) -> None:
         """Adds squares along eigenvectors, of the sum of that many losses."""
         for block, own in squares.items():
             stack = self._stack_of[block]
@@ -382,6 +384,6 @@ class Blocks:
             block.weight, block.is_inverted = own["weight"], own["solved"]
             block.scale_weight = own["scale_weight"]
 
-    def _tensors(self, block: Block) -> dict[str, Tensor]:
+    def _tensors(self, block: CurvatureBlock) -> dict[str, Tensor]:
         own = {"inputs": block.inputs, "outputs": block.outputs}
         return own | self._stack_of[block].tensors(block)

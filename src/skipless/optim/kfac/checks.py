@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from skipless.optim.settings import Fisher, Loss
 
-from .blocks import Block
+from .blocks import CurvatureBlock
 from .moments import at_least_float32
 
 _log = logging.getLogger("skipless.optim")
@@ -84,7 +84,7 @@ def _check_targets(outputs: Tensor, targets: object, loss: Loss) -> None:
             )
 
 
-def check_place(blocks: Iterable[Block]) -> None:
+def check_place(blocks: Iterable[CurvatureBlock]) -> None:
     """Raises an error if the model has moved since the factors were created."""
     for block in blocks:
         weight, factor = block.layer.weight, block.outputs

@@ -18,10 +18,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from skipless.optim.settings import Fisher, KFACSettings, Loss
 
-from .blocks import Block, Blocks, Values
+from .blocks import Blocks, CurvatureBlock, Values
 from .checks import WarnOnce
 from .inverse import Diagonal
-from .layers import Layer, find_layers
+from .layers import FactoredLayer, find_layers
 from .moments import Scratch, at_least_float32
 from .processes import any_process, average_, rank, world_size
 from .scores import (
@@ -38,10 +38,10 @@ _SAVED = ("loss", "fisher", "input_stride", "seed")  # a saved state overrides t
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class LayerCall:
     """A call of a layer in a forward pass."""
 
-    layer: Layer
+    layer: FactoredLayer
     inputs: Tensor
     output: GradientEdge
 
@@ -49,21 +49,21 @@ class Call:
 class ForwardRecorder:
     """Records the calls of layers, while it is `recording`."""
 
-    def __init__(self, layers: dict[nn.Module, Layer]) -> None:
+    def __init__(self, layers: dict[nn.Module, FactoredLayer]) -> None:
         self.recording = False
-        self._calls: dict[Layer, list[Call]] = {}
-        self._versions: dict[Layer, int] = {}
+        self._calls: dict[FactoredLayer, list[LayerCall]] = {}
+        self._versions: dict[FactoredLayer, int] = {}
         self._layers = weakref.WeakKeyDictionary(layers)
         own: weakref.ref[ForwardRecorder] = weakref.ref(self)
         handles = [m.register_forward_hook(_Hook(own), with_kwargs=True) for m in layers]
         self._remove = weakref.finalize(self, _remove_all, handles)
 
-    def pop(self) -> list[Call]:
+    def pop(self) -> list[LayerCall]:
         """Returns the recorded calls and forgets them."""
         calls, self._calls = self._calls, {}
         return [call for own in calls.values() for call in own]
 
-    def restore(self, calls: Iterable[Call]) -> None:
+    def restore(self, calls: Iterable[LayerCall]) -> None:
         """Puts calls back for another time."""
         for call in calls:
             self._calls.setdefault(call.layer, []).append(call)
@@ -77,7 +77,7 @@ class ForwardRecorder:
                 # Another optimiser has trained it since; unmeasured calls would pile up here.
                 self._versions[layer] = version
                 self._calls[layer] = []
-            call = Call(layer, inputs.detach(), _origin(output))
+            call = LayerCall(layer, inputs.detach(), _origin(output))
             self._calls.setdefault(layer, []).append(call)
 
 
@@ -129,10 +129,10 @@ class _Moments:
 class _Measurement:
     """Sums over the forward passes of a step so far."""
 
-    moments: dict[Layer, _Moments] = field(default_factory=dict)
+    moments: dict[FactoredLayer, _Moments] = field(default_factory=dict)
     losses: int = 0
     squares: dict[nn.Parameter, Tensor] = field(default_factory=dict)
-    along_axes: dict[Block, Tensor] = field(default_factory=dict)  # squares, in eigenbases
+    along_axes: dict[CurvatureBlock, Tensor] = field(default_factory=dict)  # squares, in eigenbases
     passes: int = 0
 
     def is_finite(self) -> bool:
@@ -145,7 +145,7 @@ class _Measurement:
         return not totals or bool(torch.stack([t.to(totals[0]) for t in totals]).isfinite().all())
 
 
-class Estimate:
+class CurvatureEstimate:
     """Kronecker factors of layers, and the diagonal of everything else."""
 
     def __init__(self, model: nn.Module, settings: KFACSettings) -> None:
@@ -189,7 +189,7 @@ class Estimate:
         wide = outputs.detach().to(at_least_float32(outputs))
         seed = (self.seed * 1_000_003 + step) * 1_009 + self._measured.passes
         sampler = LabelSampler(seed % 2**62, rank(), world_size())
-        moments: dict[Layer, Tensor] = {}
+        moments: dict[FactoredLayer, Tensor] = {}
         for number, scores in enumerate(self._scores(wide, targets, sampler)):
             reached = self._backward(outputs, scores.to(outputs.dtype), calls, moments)
             if number == 0:
@@ -213,10 +213,14 @@ class Estimate:
                 yield empirical_scores(outputs, targets, self.loss, sampler)
 
     def _backward(
-        self, outputs: Tensor, scores: Tensor, calls: list[Call], moments: dict[Layer, Tensor]
-    ) -> set[Call]:
+        self,
+        outputs: Tensor,
+        scores: Tensor,
+        calls: list[LayerCall],
+        moments: dict[FactoredLayer, Tensor],
+    ) -> set[LayerCall]:
         """The calls that led to `outputs`; adds moments of the scores at their outputs."""
-        reached: set[Call] = set()
+        reached: set[LayerCall] = set()
 
         def on_gradient(index: int, gradient: Tensor) -> None:
             call = calls[index]
@@ -256,7 +260,7 @@ class Estimate:
         self._add_squares(sampled)
         return reached
 
-    def _leave_to_diagonal(self, layers: Sequence[Layer]) -> None:
+    def _leave_to_diagonal(self, layers: Sequence[FactoredLayer]) -> None:
         """Gives up on factors of layers whose weights are used without calling them."""
         layers = [layer for layer in layers if layer.weight not in self.diagonal.means]
         found = [parameter for layer in layers for parameter in layer.parameters]
@@ -292,9 +296,11 @@ class Estimate:
         blocks = self.blocks.all if self.eigenbasis else ()
         return [p for block in blocks if block.is_inverted for p in block.layer.parameters]
 
-    def _add_moments(self, calls: Iterable[Call], outputs: Mapping[Layer, Tensor]) -> None:
+    def _add_moments(
+        self, calls: Iterable[LayerCall], outputs: Mapping[FactoredLayer, Tensor]
+    ) -> None:
         """Adds second moments of a pass: of inputs, those of every `input_stride`-th example."""
-        new: dict[Layer, _Moments] = {}
+        new: dict[FactoredLayer, _Moments] = {}
         for call in calls:
             layer = call.layer
             inputs, rows = layer.input_moments(call.inputs, self.input_stride, self._scratch)
@@ -331,7 +337,7 @@ class Estimate:
         self.diagonal.update(measured.squares, losses, ema)
         self.blocks.measure_scales(measured.along_axes, losses, ema)
 
-    def refresh(self, blocks: Sequence[Block], damping: float) -> None:
+    def refresh(self, blocks: Sequence[CurvatureBlock], damping: float) -> None:
         """Inverts the factors of `blocks`, and of all that were never inverted."""
         missing = [b for b in self.blocks.all if not b.is_inverted and b not in blocks]
         known = any_process([block.weight > 0 for block in missing], self._device)

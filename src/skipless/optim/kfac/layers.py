@@ -25,7 +25,7 @@ _FORWARDS = {kind.forward for kind in _KINDS}
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class FactoredLayer:
     """One matrix of a network, with the modules that multiply by it."""
 
     name: str
@@ -122,13 +122,13 @@ class Layer:
         return [weight.reshape(self.weight.shape), bias.reshape(self.bias.shape)]
 
 
-def find_layers(model: nn.Module) -> tuple[list[Layer], dict[nn.Module, Layer]]:
+def find_layers(model: nn.Module) -> tuple[list[FactoredLayer], dict[nn.Module, FactoredLayer]]:
     """The trainable layers of `model`, and the layer of each module.
 
     Modules that share weight and bias are one layer; other ways of sharing are not covered.
     """
-    layers: list[Layer] = []
-    by_module: dict[nn.Module, Layer] = {}
+    layers: list[FactoredLayer] = []
+    by_module: dict[nn.Module, FactoredLayer] = {}
     owners_of = _owners(model)
     for name, module in model.named_modules():
         weight = _weight_of(module)
@@ -139,7 +139,7 @@ def find_layers(model: nn.Module) -> tuple[list[Layer], dict[nn.Module, Layer]]:
             continue
         bias = getattr(module, "bias", None)
         trained = bias if bias is not None and bias.requires_grad else None
-        layers.append(Layer(name or type(module).__name__, module, weight, trained))
+        layers.append(FactoredLayer(name or type(module).__name__, module, weight, trained))
         by_module.update(dict.fromkeys(owners, layers[-1]))
     return layers, by_module
 

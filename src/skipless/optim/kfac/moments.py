@@ -35,7 +35,7 @@ from torch import Tensor
 
 from .windows import (
     Band,
-    Plan,
+    PatchPlan,
     Window,
     cheapest_plan,
     lagged_products,
@@ -241,7 +241,7 @@ def _add_shared_products_(moment: Tensor, inputs: Tensor, window: Window, scratc
 
 
 def _add_products_(
-    totals: Tensor, inputs: Tensor, window: Window, plan: Plan, scratch: Scratch
+    totals: Tensor, inputs: Tensor, window: Window, plan: PatchPlan, scratch: Scratch
 ) -> None:
     """Adds products of pixels, as products of matrices that are views of one copy of the inputs."""
     batch, channels, spectrum = len(inputs), inputs.shape[1], plan.spectrum

@@ -25,12 +25,12 @@ from torch.optim.optimizer import Optimizer
 from skipless.optim.groups import weights_and_others
 from skipless.optim.settings import KFACOptions, KFACSettings, require_number
 
-from .blocks import Block, Blocks
+from .blocks import Blocks, CurvatureBlock
 from .checks import check_model, check_outputs, check_place, explain_errors
-from .estimate import Estimate
+from .estimate import CurvatureEstimate
 from .processes import average_
 from .scores import loss_count
-from .steps import Linearisation, Step, adapt_damping, full_gradients, penalty
+from .steps import Linearisation, ProposedStep, adapt_damping, full_gradients, penalty
 
 # Like the settings in groups, these come from a saved state.
 _SAVED = ("steps", "damping", "norm_constraint", "curvature_ema", "damping_period")
@@ -49,7 +49,7 @@ class Timing:
         """Whether the curvature is measured in that step."""
         return step < self.burn_in or (step - self.burn_in) % self.curvature_period == 0
 
-    def blocks_due(self, step: int, blocks: Blocks) -> list[Block]:
+    def blocks_due(self, step: int, blocks: Blocks) -> list[CurvatureBlock]:
         """The blocks that are inverted in that step; the first time, all of them."""
         number = step - self.burn_in
         if number > 0 and self.spread:
@@ -160,7 +160,7 @@ class KFAC(Optimizer):
         self._timing = Timing(
             own.burn_in, own.curvature_period, own.inverse_period, own.spread_inverses
         )
-        self._estimate = Estimate(model, own)
+        self._estimate = CurvatureEstimate(model, own)
         self._linearisations: list[Linearisation] = []
         self._is_repeating = False
         self.chosen: tuple[float, float] | None = None  # rate and momentum of the quadratic model
@@ -317,7 +317,7 @@ class KFAC(Optimizer):
             warnings.warn_unmeasured([p for p in gradients if p not in directions])
             warnings.warn_frozen(self._model)
         velocities = {p: self.state[p]["momentum_buffer"] for p in directions}
-        step = Step(self.param_groups, gradients, directions, velocities)
+        step = ProposedStep(self.param_groups, gradients, directions, velocities)
         if not all(map(isfinite, step.slopes)):
             warnings.warn(
                 "A gradient is not finite, so its step is skipped. Check the loss, lower the "

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from skipless.optim.settings import Loss
 
 from .blocks import Values
-from .estimate import Estimate
+from .estimate import CurvatureEstimate
 from .moments import at_least_float32
 from .processes import average_
 from .scores import times_hessian
@@ -130,7 +130,7 @@ def adapt_damping(damping: float, change: float, predicted: float, steps: int) -
 
 
 @dataclass(eq=False)
-class Step:
+class ProposedStep:
     """The parts of a step; it changes the velocities in place."""
 
     groups: Groups
@@ -185,7 +185,7 @@ class Step:
             self.velocities[p].mul_(momentum).add_(direction.to(p.dtype), alpha=-rate)
         return rate, momentum, float(0.5 * best @ curved @ best + slopes @ best)
 
-    def predicted_change(self, estimate: Estimate) -> float:
+    def predicted_change(self, estimate: CurvatureEstimate) -> float:
         """The change of the loss by the velocities, by the Kronecker-factored curvature."""
         moved = {p: v.to(self.gradients[p].dtype) for p, v in self.velocities.items()}
         total = inner(moved, self.gradients) + 0.5 * inner(moved, estimate.products(moved))

@@ -290,7 +290,7 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PatchPlan:
     """Which products are computed, and which pairs of taps each of them is part of.
 
     Products are those of whole images at the lags of the spectrum, if there is one, then of all
@@ -323,7 +323,7 @@ def cheapest_plan(
     channels: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> Plan:
+) -> PatchPlan:
     """With the spectrum where it pays, for images without groups or strides."""
     plans = [_plan(window, sizes, dtype, device, wholes=False)]
     is_plain = len(sizes) == 2 and window.groups == 1 and set(window.stride) == {1}
@@ -335,7 +335,7 @@ def cheapest_plan(
 @lru_cache(maxsize=256)  # one of 7x7 taps has 5 to 11 MB
 def _plan(
     window: Window, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, wholes: bool
-) -> Plan:
+) -> PatchPlan:
     """The products of all pairs of taps; if `wholes`, those over whole images by the spectrum."""
     first, *others = stretches_by_axis(window, sizes, wholes)
     alike: dict[tuple[object, ...], list[Stretch]] = {}
@@ -359,7 +359,7 @@ def _plan(
     spectrum = _spectrum(sizes, lags, dtype, device) if lags else None
     shares = _shares([*images, *boxes], window.kernel, dtype)
     ordered = torch.ones(shares.shape[1:], dtype=torch.bool).triu()
-    return Plan(spectrum, tuple(bands), shares.flatten(1).to(device), ordered.to(device))
+    return PatchPlan(spectrum, tuple(bands), shares.flatten(1).to(device), ordered.to(device))
 
 
 def _band(
