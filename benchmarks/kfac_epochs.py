@@ -40,7 +40,7 @@ def train(name: str, lr: float, seed: int, epochs: int, data: Data) -> tuple[flo
     """The training loss at the end of a budget, and the seconds that it took."""
     torch.manual_seed(seed)
     size = (data.shape[1], data.shape[2])
-    model = create_model("mlp:50", num_classes=10, in_channels=1, input_size=size, width=128)
+    model = create_model("mlp:50", num_classes=10, in_chans=1, img_size=size, width=128)
     optimizer = create_optimizer(name, model, lr=lr, kfac=KFAC_SETTINGS)
     batches = Batches(data.train, BATCH, seed, normalize=normalize_per_sample)
     total = epochs * batches.steps

@@ -49,8 +49,8 @@ def network(name: str, data: Data) -> nn.Module:
     model = create_model(
         name,
         num_classes=data.num_classes,
-        in_channels=channels,
-        input_size=(size[0], size[1]),
+        in_chans=channels,
+        img_size=(size[0], size[1]),
         width=0.25 if name == "resnet18" else 128,
     )
     if name == "resnet18":

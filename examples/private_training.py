@@ -55,7 +55,7 @@ def main(epochs: int = 5, depth: int = 16) -> None:
     torch.manual_seed(0)
     data, engine = digits(), PrivacyEngine()
     resnet = sk.models.create_model(
-        f"wide_resnet{depth}", num_classes=10, in_channels=1, input_size=8, width=1.0
+        f"wide_resnet{depth}", num_classes=10, in_chans=1, img_size=8, width=1.0
     )
     try:
         private(resnet, data, engine, lr=0.003)

@@ -42,7 +42,7 @@ def test_a_network_by_name_is_solved_for_as_create_model_solves_for_it(capsys) -
 
     for options, weight in (((), 0.0), (("--shortcut-weight", "0.5"), 0.5)):
         code, out, _ = run(capsys, "solve", "resnet34", *options, "--json")
-        made = create_model("resnet34", input_size=32, width=0.25, shortcut_weight=weight)
+        made = create_model("resnet34", img_size=32, width=0.25, shortcut_weight=weight)
         assert code == 0
         assert made.shaping is not None
         assert json.loads(out)["parameters"] == made.shaping.solution.parameters

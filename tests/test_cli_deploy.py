@@ -88,7 +88,7 @@ def test_its_multiply_adds_and_parameters_are_those_by_hand(vanilla: Path) -> No
     weights = sum((inputs + 1) * outputs for _, inputs, outputs in layers)  # with biases
     assert figures["folded"]["parameters"] == figures["original"]["parameters"] == weights
     # Each BatchNorm in the middle of a block leaves a bias instead of a scale and a shift.
-    other = create_model("wide_resnet10", num_classes=10, width=1, input_size=16, norm="batch")
+    other = create_model("wide_resnet10", num_classes=10, width=1, img_size=16, norm="batch")
     own = sum(p.numel() for p in other.parameters())
     assert figures["against"]["parameters"] == own - (16 + 32 + 64)
 
@@ -332,7 +332,7 @@ def test_the_report_names_the_operation_whose_shape_is_unknown(
     [
         (("resnet51",), "ResNets of that depth are not defined"),
         (("resnet:51",), "ResNets of that depth are not defined"),
-        (("resnet",), "The model 'resnet' was asked for"),
+        (("resnet",), "There is no model 'resnet'"),
         (("resnet5",), "Did you mean resnet50"),
         (("vgg",), "List them with skipless models. Or name the folder of a run"),
         (("nowhere/run",), "nowhere/run does not exist. Name the folder of a run"),

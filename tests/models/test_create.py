@@ -18,7 +18,7 @@ from skipless.models.create import _graph
 from skipless.models.networks import Norm
 from skipless.torch import ShapedActivation, TReLU
 
-SMALL: dict[str, Any] = {"num_classes": 4, "in_channels": 2, "input_size": 8}
+SMALL: dict[str, Any] = {"num_classes": 4, "in_chans": 2, "img_size": 8}
 # PReLU needs no solution, so that deep networks are not traced for it.
 FORMS: dict[str, dict[str, Any]] = {
     "standard": {},
@@ -27,6 +27,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "batch": {"shortcut_weight": 0.0, "norm": "batch"},
     "layer": {"shortcut_weight": 0.0, "norm": "layer"},
 }
+FAMILIES = ("mlp20", "resnet18", "resnet50", "wide_resnet16")
 
 
 def thin(name: str) -> float:
@@ -37,9 +38,12 @@ def kinds(model: nn.Module) -> set[str]:
     return {type(m).__name__ for m in model.modules()}
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", list_models())
-def test_every_network_runs_in_every_form(name: str, form: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [(name, "standard") for name in list_models()]
+    + [(name, form) for name in FAMILIES for form in FORMS if form != "standard"],
+)
+def test_every_network_runs_and_every_family_does_in_every_form(name: str, form: str) -> None:
     options = dict(FORMS[form])
     if name.startswith("mlp"):
         options.pop("shortcut_weight", None)
@@ -63,13 +67,13 @@ def test_small_images_get_the_stem_that_keeps_their_size() -> None:
         stem = create_model(name, width=1 / 32, **options).get_submodule("stem")
         return stem(torch.zeros(1, 3, 64, 64)).shape[-1]
 
-    assert side() == side(input_size=65) == side(stem="imagenet", input_size=(8, 8)) == 16
-    assert side(input_size=64) == side(stem="cifar") == 64
-    assert side("wide_resnet16") == side("wide_resnet16", input_size=224) == 64
+    assert side() == side(img_size=65) == side(stem="imagenet", img_size=(8, 8)) == 16
+    assert side(img_size=64) == side(stem="cifar") == 64
+    assert side("wide_resnet16") == side("wide_resnet16", img_size=224) == 64
 
 
 def test_an_mlp_flattens_its_input_and_has_as_many_layers_as_its_depth() -> None:
-    options: dict[str, Any] = {"in_channels": 2, "input_size": (4, 5), "num_classes": 3, "width": 7}
+    options: dict[str, Any] = {"in_chans": 2, "img_size": (4, 5), "num_classes": 3, "width": 7}
     count = lambda model: sum(p.numel() for p in model.parameters())
     layers, logits, each = 40 * 7 + 7 * 7 + 7 * 7, 7 * 3 + 3, 3 * 7
     plain = create_model("mlp:3", **options, activation="prelu")
@@ -148,7 +152,7 @@ def test_weights_of_normalised_networks_are_orthogonal_delta_ones_scaled_by_root
 
 
 def test_other_activations_of_normalised_networks_keep_q_too() -> None:
-    make = lambda **options: create_model("mlp1", norm="layer", input_size=8, width=64, **options)
+    make = lambda **options: create_model("mlp1", norm="layer", img_size=8, width=64, **options)
     tanh = make(activation="tanh", num_classes=16)
     z = torch.randn(10**6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = 1.0 / z.tanh().square().mean().item()
@@ -172,10 +176,10 @@ def test_gaussian_weights_fill_the_centre_of_kernels() -> None:
 
 def test_biases_are_drawn_as_the_method_asks() -> None:
     method = EOC(sigma_b=0.2)
-    model = create_model("mlp20", input_size=8, method=method, activation="tanh")
+    model = create_model("mlp20", img_size=8, method=method, activation="tanh")
     # A standard deviation of 1000 numbers has a standard error of 1 / √2000 = 2.2 %.
     assert model.fc.bias.std().item() == pytest.approx(0.2, rel=0.09)
-    without = create_model("mlp20", input_size=8, width=8)
+    without = create_model("mlp20", img_size=8, width=8)
     assert not any(p.any() for n, p in without.named_parameters() if n.endswith("bias"))
 
 
@@ -210,9 +214,9 @@ def test_copies_and_pickles_keep_the_account_and_state_dicts_do_not_have_it() ->
         assert other.shaping is not None
         assert torch.equal(other(x), model(x))
     assert not any("shaping" in name for name in model.state_dict())
-    drawn_anew = create_model("mlp20", **SMALL, width=8)
-    drawn_anew.load_state_dict(model.state_dict())
-    assert torch.equal(drawn_anew(x), model(x))
+    fresh = create_model("mlp20", **SMALL, width=8)
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(fresh(x), model(x))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +228,7 @@ def test_copies_and_pickles_keep_the_account_and_state_dicts_do_not_have_it() ->
     ],
 )
 def test_dropout_acts_on_what_the_logits_read(name: str, options: dict[str, Any]) -> None:
-    model = create_model(name, **SMALL, **options, dropout=0.3)
+    model = create_model(name, **SMALL, **options, drop_rate=0.3)
     read: list[torch.Tensor] = []
     model.fc.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
     x = torch.randn(64, 2, 8, 8)
@@ -260,67 +264,107 @@ def test_channels_last_and_bfloat16_compute_the_same() -> None:
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    counts: dict[str, Any] = {"num_classes": np.int64(4), "in_channels": np.uint8(2)}
-    sizes: dict[str, Any] = {"input_size": (np.uint8(16), 16), "width": np.float32(8)}
-    model = create_model("mlp20", **counts, **sizes, dropout=np.float64(0.1))
+    counts: dict[str, Any] = {"num_classes": np.int64(4), "in_chans": np.uint8(2)}
+    sizes: dict[str, Any] = {"img_size": (np.uint8(16), 16), "width": np.float32(8)}
+    model = create_model("mlp20", **counts, **sizes, drop_rate=np.float64(0.1))
     assert model(torch.zeros(3, 2, 16, 16)).shape == (3, 4)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "told"),
+    ("name", "options", "said"),
     [
-        ("resnet18", {"norm": "none"}, "q grows with every block. Give a shortcut_weight"),
-        ("resnet18", {"shortcut_weight": 1.5}, "needs one in [-1, 1]"),
-        ("resnet18", {"shortcut_weight": math.nan}, "needs one in [-1, 1]"),
-        ("resnet18", {"norm": "group"}, "it is one of none, batch, layer"),
-        ("resnet18", {"stem": "mnist"}, "it is one of imagenet, cifar"),
-        ("resnet18", {"method": TAT()}, "TAT was to shape the network with ordinary sums"),
+        (
+            "resnet18",
+            {"norm": "none"},
+            "q grows with every block of resnet18. Give a shortcut_weight",
+        ),
+        ("resnet18", {"shortcut_weight": 1.5}, "must be in [-1, 1], got 1.5"),
+        ("resnet18", {"shortcut_weight": math.nan}, "must be in [-1, 1], got nan"),
+        ("resnet18", {"norm": "group"}, "must be one of none, batch, layer, got 'group'"),
+        ("resnet18", {"stem": "mnist"}, "stem must be one of imagenet, cifar, got 'mnist'"),
+        ("resnet18", {"method": TAT()}, "TAT cannot shape a network with ordinary sums"),
         (
             "resnet18",
             {"shortcut_weight": 0.0, "norm": "batch", "method": DKS()},
-            "DKS was to shape the network with batch normalisation",
+            "DKS cannot shape a network with batch normalisation",
         ),
-        ("resnet18", {"width": 0.001}, "at least one has to be left"),
-        ("resnet18", {"width": math.nan}, "at least one has to be left"),
-        ("resnet18", {"width": 1e7}, "16777216 at most"),
+        ("resnet18", {"width": 0.001}, "at least 1 and at most 16777216 must res"),
+        ("resnet18", {"width": math.nan}, "must result, got nan"),
+        ("resnet18", {"width": 1e7}, "must result, got 10000000.0"),
         (
             "resnet18",
             {"norm": "batch", "method": TAT()},
             "(0 for none) with norm='none' or 'layer'",
         ),
-        ("resnet18", {"num_classes": 0}, "num_classes=0 was asked for"),
-        ("resnet18", {"dropout": 1.0}, "a probability below 1"),
-        ("resnet18", {"input_size": 0}, "an image has a height and a width"),
+        ("resnet18", {"num_classes": 0}, "num_classes must be >= 1, got 0"),
+        ("resnet18", {"drop_rate": 1.0}, "drop_rate must be in [0, 1), got 1"),
+        ("resnet18", {"img_size": 0}, "a positive height and width"),
         ("resnet18", {"activation": "rulu"}, "rulu"),
         ("resnet18", {"activation": "PReLU"}, "Did you mean 'prelu'?"),
-        ("resnet18", {"method": "tat"}, "method='tat' was asked for, which is of type str. Give a"),
-        ("resnet18", {"method": TAT}, "Give a method, such as TAT(eta=0.9)."),
-        ("resnet18", {"activation": "prelu", "method": "tat"}, "such as TAT(eta=0.9)."),
-        ("resnet18", {"num_classes": 2.5}, "num_classes=2.5 was asked for, which is of type float"),
-        ("resnet18", {"num_classes": "10"}, "num_classes='10' was asked for, which is of type str"),
-        ("resnet18", {"num_classes": None}, "Give a whole number, such as 10."),
-        ("resnet18", {"in_channels": True}, "in_channels=True was asked for, which is of type"),
-        ("resnet18", {"input_size": "32"}, "input_size='32' was asked for, which is of type str"),
-        ("resnet18", {"input_size": (8, 8.5), "stem": "cifar"}, "input_size=8.5 was asked for"),
-        ("resnet18", {"input_size": (8, 8, 8), "stem": "cifar"}, "has a height and a width"),
-        ("resnet18", {"shortcut_weight": "0"}, "shortcut_weight='0' was asked for, which is of"),
-        ("resnet18", {"dropout": "a"}, "dropout='a' was asked for, which is of type str"),
-        ("resnet18", {"width": "x"}, "width='x' was asked for, which is of type str"),
-        ("resnet18", {"negative_slope": "0.1"}, "negative_slope='0.1' was asked for, which is"),
+        ("resnet18", {"method": "tat"}, "method must be a method, such as TAT(eta=0.9), got 'tat'"),
+        ("resnet18", {"method": TAT}, "must be a method, such as TAT(eta=0.9), got <class"),
+        ("resnet18", {"activation": "prelu", "method": "tat"}, "such as TAT(eta=0.9), got"),
+        ("resnet18", {"num_classes": 2.5}, "num_classes must be an integer, such as 10, got 2.5"),
+        ("resnet18", {"num_classes": "10"}, "num_classes must be an integer, such as 10, got '10'"),
+        ("resnet18", {"num_classes": None}, "must be an integer, such as 10, got None"),
+        ("resnet18", {"in_chans": True}, "in_chans must be an integer, such as 3, got True"),
+        (
+            "resnet18",
+            {"img_size": "32"},
+            "img_size must be an integer for both sides, such as 224, or",
+        ),
+        ("resnet18", {"img_size": (8, 8.5), "stem": "cifar"}, "or a pair, got 8.5"),
+        ("resnet18", {"img_size": (8, 8, 8), "stem": "cifar"}, "a positive height and width"),
+        (
+            "resnet18",
+            {"shortcut_weight": "0"},
+            "must be a number in [-1, 1], such as 0.8, or None, got '0'",
+        ),
+        (
+            "resnet18",
+            {"drop_rate": "a"},
+            "drop_rate must be a probability below 1, such as 0.2, got 'a'",
+        ),
+        ("resnet18", {"width": "x"}, "width must be a number, such as 2, or None, got 'x'"),
+        ("resnet18", {"negative_slope": "0.1"}, "such as 0.25, or None, got '0.1'"),
         ("resnet18", {"width": 0.1, "distribution": "uniform"}, "'orthogonal' or 'gaussian'"),
         ("mlp20", {}, "Give the size of the images"),
-        ("mlp20", {"input_size": 8, "shortcut_weight": 0.0}, "shortcut_weight was asked for, but"),
-        ("mlp20", {"input_size": 8, "stem": "cifar"}, "stem was asked for, but"),
-        ("mlp20", {"input_size": 8, "width": 0.5}, "number of units"),
-        ("mlp20", {"input_size": 8, "width": math.nan}, "width=nan was asked for, but the width"),
-        ("mlp20", {"input_size": 8, "width": math.inf}, "width=inf was asked for, but the width"),
-        ("mlp20", {"input_size": 8, "width": 1e12}, "Give a whole number up to 16777216, such as"),
-        ("mlp20", {"input_size": 8, "activation": "prelu", "method": TAT()}, "slopes are trained"),
-        ("mlp20", {"input_size": 8, "negative_slope": 0.2}, "it finds the slope itself"),
+        (
+            "mlp20",
+            {"img_size": 8, "shortcut_weight": 0.0},
+            "mlp20 has no shortcut_weight: it is a chain",
+        ),
+        ("mlp20", {"img_size": 8, "stem": "cifar"}, "mlp20 has no stem: it is a chain"),
+        ("mlp20", {"img_size": 8, "width": 0.5}, "is its units per layer"),
+        ("mlp20", {"img_size": 8, "width": math.nan}, "such as 256, got nan"),
+        ("mlp20", {"img_size": 8, "width": math.inf}, "such as 256, got inf"),
+        (
+            "mlp20",
+            {"img_size": 8, "width": 1e12},
+            "must be an integer from 1 to 16777216, such as 256",
+        ),
+        (
+            "mlp20",
+            {"img_size": 8, "activation": "prelu", "method": TAT()},
+            "prelu trains its slopes, so TAT cannot",
+        ),
+        (
+            "mlp20",
+            {"img_size": 8, "negative_slope": 0.2},
+            "TAT solves for the slope itself, got negative_slope=0.2",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused_with_advice(
-    name: str, options: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_mistakes_are_named_with_a_remedy(name: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
         create_model(name, **options)
+
+
+def test_old_names_of_arguments_work_and_warn() -> None:
+    old: dict[str, Any] = {"in_channels": 2, "input_size": 8, "dropout": 0.3}
+    with pytest.warns(DeprecationWarning, match="is deprecated, use") as caught:
+        model = create_model("mlp20", num_classes=4, width=8, **old)
+    said = {str(warning.message).rpartition(" ")[2] for warning in caught}
+    assert said == {"in_chans", "img_size", "drop_rate"}
+    assert model(torch.zeros(3, 2, 8, 8)).shape == (3, 4)
+    assert model.dropout.p == 0.3

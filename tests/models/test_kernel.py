@@ -9,7 +9,7 @@ from skipless import EOC, TAT
 from skipless.models import MLP, ResNet, create_model
 from skipless.torch import Check, check
 
-SMALL: dict[str, Any] = {"num_classes": 64, "in_channels": 8, "input_size": 4}
+SMALL: dict[str, Any] = {"num_classes": 64, "in_chans": 8, "img_size": 4}
 SEEDS = 10  # fewer leave the standard errors uncertain
 
 

@@ -1,9 +1,9 @@
-"""Which names there are, and what a wrong one is told."""
+"""Names of networks, and answers to wrong ones."""
 
 import pytest
 
 from skipless.models import create_model, list_models
-from skipless.models.create import parsed
+from skipless.models.create import parse_name
 from skipless.models.networks import nearest_wide_depths
 
 
@@ -16,21 +16,21 @@ def test_the_well_known_networks_are_listed_by_pattern() -> None:
 
 @pytest.mark.parametrize("name", list_models())
 def test_every_listed_name_is_one_with_or_without_a_colon(name: str) -> None:
-    family, depth = parsed(name)
+    family, depth = parse_name(name)
     assert name == f"{family}{depth}"
-    assert parsed(f"{family}:{depth}") == (family, depth)
+    assert parse_name(f"{family}:{depth}") == (family, depth)
 
 
 def test_any_depth_of_an_mlp_and_any_6n_plus_4_of_a_wide_resnet_is_taken() -> None:
-    assert parsed("mlp:1") == ("mlp", 1)
-    assert parsed("mlp777") == ("mlp", 777)
+    assert parse_name("mlp:1") == ("mlp", 1)
+    assert parse_name("mlp777") == ("mlp", 777)
     legal = {6 * n + 4 for n in range(1, 60)}
     for depth in range(1, 300):
         if depth in legal:
-            assert parsed(f"wide_resnet{depth}") == ("wide_resnet", depth)
+            assert parse_name(f"wide_resnet{depth}") == ("wide_resnet", depth)
             continue
         with pytest.raises(ValueError, match="6n \\+ 4"):
-            parsed(f"wide_resnet{depth}")
+            parse_name(f"wide_resnet{depth}")
         nearest = nearest_wide_depths(depth)
         below, above = (
             {d for d in legal if d < depth},
@@ -40,7 +40,7 @@ def test_any_depth_of_an_mlp_and_any_6n_plus_4_of_a_wide_resnet_is_taken() -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "hint"),
     [
         ("resnet51", r"Did you mean resnet50.*mlp takes any depth"),
         ("resent50", r"Did you mean resnet50.*wide_resnet any depth 6n \+ 4"),
@@ -51,6 +51,6 @@ def test_any_depth_of_an_mlp_and_any_6n_plus_4_of_a_wide_resnet_is_taken() -> No
         ("", r"There are resnet18, .*, resnet200; mlp takes any depth"),
     ],
 )
-def test_a_wrong_name_is_told_the_nearest_right_ones(name: str, told: str) -> None:
-    with pytest.raises(ValueError, match=f"The model '{name}' was asked for.*{told}"):
+def test_a_wrong_name_is_answered_by_the_nearest_right_ones(name: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=f"There is no model '{name}'.*{hint}"):
         create_model(name)

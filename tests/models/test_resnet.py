@@ -11,7 +11,7 @@ from skipless import EOC, TAT, Graph
 from skipless.core.graph import GraphBuilder
 from skipless.core.network import fold, max_curvature
 from skipless.models import MLP, ResNet, create_model
-from skipless.models.networks import Interface, Norm, Plan, built, resnet_plan, wide_resnet_plan
+from skipless.models.networks import Norm, Plan, build_network, resnet_plan, wide_resnet_plan
 from skipless.torch import convert, trace
 
 # He et al. (2015), table 1, and He et al. (2016).
@@ -102,13 +102,13 @@ def test_the_graph_of_a_rescaled_resnet_is_the_one_drawn_by_hand() -> None:
 def test_the_network_that_is_returned_has_the_graph_that_it_was_shaped_for(
     name: str, options: dict[str, Any]
 ) -> None:
-    model = create_model(name, **options, method=EOC(), in_channels=2)
+    model = create_model(name, **options, method=EOC(), in_chans=2)
     assert model.shaping is not None
     assert trace(model, torch.zeros(2, 2, 16, 16)) == model.shaping.graph
 
 
 def test_a_standard_resnet_is_converted_to_the_rescaled_one() -> None:
-    small: dict[str, Any] = {"width": 0.125, "input_size": 8, "num_classes": 10}
+    small: dict[str, Any] = {"width": 0.125, "img_size": 8, "num_classes": 10}
     standard = create_model("resnet18", **small)
     converted = convert(standard, torch.zeros(2, 3, 8, 8), TAT(eta=0.5), shortcut_weight=0.8)
     ours = create_model("resnet18", **small, shortcut_weight=0.8, method=TAT(eta=0.5))
@@ -126,7 +126,7 @@ def counted(model: nn.Module) -> int:
 def skeleton(plan: Plan, classes: int = 1000) -> ResNet | MLP:
     """A network without memory, which is enough to be counted."""
     with torch.device("meta"):
-        return built(plan, Interface(3, classes), lambda channels: nn.ReLU())
+        return build_network(plan, lambda _: nn.ReLU(), inputs=3, num_classes=classes)
 
 
 def by_hand(depth: int, vanilla: bool) -> int:

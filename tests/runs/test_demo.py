@@ -65,9 +65,9 @@ def test_the_networks_are_of_one_depth_and_only_the_resnet_has_shortcuts_and_nor
     built = [
         create_model(
             n.configuration.model,
-            in_channels=1,
+            in_chans=1,
             num_classes=10,
-            input_size=8,
+            img_size=8,
             width=n.configuration.width,
             shortcut_weight=n.configuration.shortcut_weight,
         )

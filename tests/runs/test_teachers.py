@@ -112,7 +112,7 @@ def test_a_wrong_teacher_is_named_with_a_remedy(copied: Path, tmp_path: Path) ->
         ('{"configuration": null}', "has no configuration with a model"),
         ('{"configuration": {"lr": 0.1}}', "has no configuration with a model"),
         ('{"configuration": {"model": 3}}', "is damaged: model must be a string, got 3"),
-        ('{"configuration": {"model": "vgg"}}', "is damaged: The model 'vgg' was asked for"),
+        ('{"configuration": {"model": "vgg"}}', "is damaged: There is no model 'vgg'"),
         ('{"configuration": {"model": "mlp:3", "activation": "odd"}}', "describes another netw"),
     ],
 )

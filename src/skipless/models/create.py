@@ -1,19 +1,10 @@
-"""create_model: a network by its name, in the form that is asked for, shaped and drawn.
-
-The activation of a network and the scale of its weights, given or solved for.
-
-Names of networks: a family and a depth, `resnet50` or, as the command line has it, `mlp:50`.
-
-demand_kinds: refuses what is of the wrong type, before it fails somewhere deep in a network.
-"""
+"""`create_model`: a network by its name, with its activation solved for and its weights drawn."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from numbers import Integral, Real
@@ -23,6 +14,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import nn
 
+from skipless._deprecated import renamed_arguments
 from skipless.core.activations import Activation, leaky_relu
 from skipless.core.activations import activation as look_up
 from skipless.core.graph import Graph
@@ -37,7 +29,6 @@ from .networks import (
     MLP,
     RESNETS,
     ActivationFactory,
-    Interface,
     MLPPlan,
     Norm,
     Plan,
@@ -45,119 +36,39 @@ from .networks import (
     ResNetPlan,
     Shaping,
     Stem,
-    built,
+    build_network,
     mlp_plan,
     nearest_wide_depths,
     resnet_plan,
     wide_resnet_plan,
 )
 
-_USUAL = {TAT: "leaky_relu", DKS: "softplus", EOC: "relu"}
-_USUAL_PRELU_SLOPE = 0.25  # He et al. (2015)
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What was asked for; None is the usual one of the plan."""
-
-    activation: str | None
-    negative_slope: float | None
-    method: Method | None
-    clamp: bool
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What the network gets."""
-
-    activation: ActivationFactory
-    sigma_w: float
-    sigma_b: float = 0.0
-    shaping: Shaping | None = None
-
-
-def chosen(plan: Plan, wish: Wish) -> Choice:
-    """The activation that `plan` gets, which without normalisation is solved for if it can be."""
-    if wish.activation == "prelu":
-        return _parametric(wish)
-    if str(wish.activation).lower() == "prelu":  # not in the table, which would suggest another
-        raise ValueError(f"No activation is called {wish.activation!r}. Did you mean 'prelu'?")
-    if wish.method is None and plan.norm != "none":
-        return _as_it_is(wish)
-    return _solved(plan, wish)
-
-
-def _parametric(wish: Wish) -> Choice:
-    """PReLU, whose slopes are trained, with the weights that suit their initial value."""
-    if wish.method is not None:
-        raise ValueError(
-            f"{type(wish.method).__name__} was asked for with prelu, but its slopes are trained, "
-            "and a method finds those that are not. Leave the method out, or use leaky_relu."
-        )
-    slope = _USUAL_PRELU_SLOPE if wish.negative_slope is None else wish.negative_slope
-    return Choice(lambda channels: nn.PReLU(channels, slope), _preserving(leaky_relu(slope)))
-
-
-def _as_it_is(wish: Wish) -> Choice:
-    phi = look_up(wish.activation or "relu", wish.negative_slope)
-    plain = phi is look_up("relu")
-    return Choice(lambda _: nn.ReLU() if plain else ShapedActivation(phi), _preserving(phi))
-
-
-def _solved(plan: Plan, wish: Wish) -> Choice:
-    method = TAT() if wish.method is None else wish.method
-    asked = f"{type(method).__name__} was to shape the network"
-    if isinstance(plan, ResNetPlan) and plan.shortcut_weight is None:
-        raise ValueError(
-            f"{asked} with ordinary sums, whose terms normalisation weighs in a way that the "
-            "theory does not follow. Give a shortcut_weight (0 for none) with norm='none' or "
-            "'layer', or leave the method out."
-        )
-    if plan.norm == "batch":
-        raise ValueError(
-            f"{asked} with batch normalisation, which takes away what the samples of a batch have "
-            "in common, so that no C map describes it. Use norm='none' or 'layer', or leave the "
-            "method out."
-        )
-    if wish.negative_slope is not None and not isinstance(method, EOC):
-        raise ValueError(
-            f"{asked} with negative_slope={wish.negative_slope:g}, but it finds the slope itself. "
-            "Leave one of them out, or use EOC()."
-        )
-    phi = look_up(wish.activation or _USUAL.get(type(method), "relu"), wish.negative_slope)
-    graph = _graph(plan.thin())
-    solution = solve(graph, method, phi, clamp=wish.clamp)
-    shaping = Shaping(method, graph, solution)
-    shaped = lambda _: ShapedActivation.from_solution(solution)
-    return Choice(shaped, solution.sigma_w, solution.sigma_b, shaping)
-
-
-@lru_cache(maxsize=64)
-def _graph(plan: Plan) -> Graph:
-    """The graph of `plan`, traced once in a process."""
-    with torch.device("cpu"):
-        network = built(plan, Interface(1, 1), lambda channels: nn.ReLU()).eval()
-        return trace(network, torch.zeros(1, 1, 1, 1))
-
-
-def _preserving(phi: Activation) -> float:
-    """The σ_w with which a layer behind φ puts out q = 1 where φ reads q = 1; √2 for ReLU."""
-    return q_map(phi, 1.0) ** -0.5
-
-
 Family = Literal["mlp", "resnet", "wide_resnet"]
 
 _NAME = re.compile(r"(mlp|resnet|wide_resnet):?([1-9]\d{0,5})")
-# Of the families that have every depth, those that the paper or its reference architecture uses.
+# Depths of the open-ended families that the paper or its reference architecture uses.
 _WELL_KNOWN = (
     *(f"mlp{depth}" for depth in (20, 50, 100)),
     *(f"resnet{depth}" for depth in RESNETS),
     *(f"wide_resnet{depth}" for depth in (16, 28, 40, 100, 142, 202, 304)),
 )
+_DEFAULT_ACTIVATION = {TAT: "leaky_relu", DKS: "softplus", EOC: "relu"}
+_DEFAULT_PRELU_SLOPE = 0.25  # He et al. (2015)
+_LARGEST_SMALL_IMAGE = 64  # Tiny ImageNet's, on which networks for CIFAR are used
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "num_classes": ((Integral,), "an integer, such as 10"),
+    "in_chans": ((Integral,), "an integer, such as 3"),
+    "img_size": ((Integral,), "an integer for both sides, such as 224, or a pair"),
+    "width": ((Real, NoneType), "a number, such as 2, or None"),
+    "shortcut_weight": ((Real, NoneType), "a number in [-1, 1], such as 0.8, or None"),
+    "negative_slope": ((Real, NoneType), "a number, such as 0.25, or None"),
+    "method": ((TAT, DKS, EOC, NoneType), "a method, such as TAT(eta=0.9)"),
+    "drop_rate": ((Real,), "a probability below 1, such as 0.2"),
+}
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """The well-known names that fit `pattern`, with the wildcards of a shell.
+    """The well-known names that match `pattern`, with a shell's wildcards.
 
     `create_model` also takes `mlp` of any depth, and `wide_resnet` of any depth 6n + 4.
 
@@ -167,73 +78,13 @@ def list_models(pattern: str = "*") -> list[str]:
     return [name for name in _WELL_KNOWN if fnmatchcase(name, pattern)]
 
 
-def parsed(name: str) -> tuple[Family, int]:
-    """The family and the depth that `name` stands for, if there is such a network.
-
-    >>> parsed("resnet50"), parsed("mlp:1000")
-    (('resnet', 50), ('mlp', 1000))
-    """
-    found = _NAME.fullmatch(name)
-    if found is None:
-        raise ValueError(f"The model {name!r} was asked for, but there is none. {_advice(name)}")
-    family, depth = cast(Family, found[1]), int(found[2])
-    if family == "resnet" and depth not in RESNETS:
-        raise ValueError(
-            f"The model {name!r} was asked for, but ResNets of that depth are not defined. "
-            f"{_advice(family + found[2])}"
-        )
-    if family == "wide_resnet" and (depths := nearest_wide_depths(depth)) != (depth,):
-        nearest = " or ".join(f"wide_resnet{legal}" for legal in depths)
-        raise ValueError(
-            f"The model {name!r} was asked for, but a Wide ResNet has a depth of 6n + 4: three "
-            f"stages of n blocks with two layers each. Use {nearest}."
-        )
-    return family, depth
-
-
-def _advice(name: str) -> str:
-    close = difflib.get_close_matches(name, _WELL_KNOWN, n=3)
-    meant = f"Did you mean {' or '.join(close)}? " if close else ""
-    resnets = ", ".join(name for name in _WELL_KNOWN if name.startswith("resnet"))
-    return (
-        f"{meant}There are {resnets}; mlp takes any depth (mlp50), and wide_resnet any depth "
-        "6n + 4 (wide_resnet100)."
-    )
-
-
-# What each argument of create_model may be, and what to give in its place.
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "num_classes": ((Integral,), "a whole number, such as 10"),
-    "in_channels": ((Integral,), "a whole number, such as 3"),
-    "input_size": ((Integral,), "a whole number for both sides, such as 224, or a pair of them"),
-    "width": ((Real, NoneType), "a number, such as 2, or leave it out"),
-    "shortcut_weight": ((Real, NoneType), "a number in [-1, 1], such as 0.8, or leave it out"),
-    "negative_slope": ((Real, NoneType), "a number, such as 0.25, or leave it out"),
-    "method": ((TAT, DKS, EOC, NoneType), "a method, such as TAT(eta=0.9)"),
-    "dropout": ((Real,), "a probability below 1, such as 0.2"),
-}
-
-
-def demand_kinds(given: Mapping[str, object]) -> None:
-    """Nothing, if all arguments in `given` are of their types; numbers may be those of numpy."""
-    for name, value in given.items():
-        kinds, advice = _KINDS[name]
-        if isinstance(value, bool) or not isinstance(value, kinds):  # Python counts with True, too
-            raise ValueError(
-                f"{name}={value!r} was asked for, which is of type {type(value).__name__}. "
-                f"Give {advice}."
-            )
-
-
-_LARGEST_SMALL_IMAGE = 64  # that of Tiny ImageNet, which networks for CIFAR are used on
-
-
+@renamed_arguments(in_channels="in_chans", input_size="img_size", dropout="drop_rate")
 def create_model(
     name: str,
     *,
     num_classes: int = 1000,
-    in_channels: int = 3,
-    input_size: int | tuple[int, int] | None = None,
+    in_chans: int = 3,
+    img_size: int | tuple[int, int] | None = None,
     width: float | None = None,
     stem: Stem | None = None,
     shortcut_weight: float | None = None,
@@ -242,18 +93,12 @@ def create_model(
     negative_slope: float | None = None,
     method: Method | None = None,
     clamp: bool = False,
-    dropout: float = 0.0,
+    drop_rate: float = 0.0,
     distribution: Distribution = "orthogonal",
     delta: bool = True,
     generator: torch.Generator | None = None,
 ) -> ResNet | MLP:
-    r"""The network called `name`, a new `nn.Module` with freshly drawn weights.
-
-    Names are those of `list_models`, `mlp` of any depth, and `wide_resnet` of any depth 6n + 4.
-    `width` multiplies the channels of a ResNet (1 if left out; also 0.25), widens a Wide ResNet (2)
-    and is the number of units of an MLP's layers (256). An MLP flattens images of `input_size`;
-    other networks take images of every size, and up to 64 get the `stem` "cifar" (3x3, stride 1) in
-    place of "imagenet" (7x7, stride 2, max-pooling). Wide ResNets have that of CIFAR anyway.
+    r"""The network called `name`, with freshly drawn weights.
 
     | form          | `shortcut_weight` | `norm`               | activation and weights        |
     |---------------|-------------------|----------------------|-------------------------------|
@@ -262,41 +107,174 @@ def create_model(
     | vanilla       | 0 (MLP: None)     | "none"               | solved for `method`           |
     | shortcut-free | 0 (MLP: None)     | "batch" or "layer"   | ReLU, $\sigma_w = \sqrt 2$    |
 
-    The `method` is TAT() if left out, its activation leaky ReLU (DKS: softplus, EOC: ReLU). The
-    network itself is traced for it, and what was found is `model.shaping`; `clamp` is for `solve`.
-    "layer" normalises all channels and locations of a sample together, and may have a `method` too.
-    `activation="prelu"`, with slopes that are trained from `negative_slope` on (0.25), has none.
-    Where layers are normalised, weights keep q = 1: $\sigma_w^2 = 1 / E[\varphi(z)^2]$.
+    The network itself is traced to solve for its activation; `model.shaping` has the result. In
+    normalised networks, weights keep q = 1: $\sigma_w^2 = 1 / E[\varphi(z)^2]$.
 
-    Weights are Orthogonal Delta ones, or Gaussian at the centre by `distribution`; without `delta`
-    all of a kernel is drawn. `dropout` acts before the logits. Random numbers come from
-    `generator`, or from torch's own.
+    Args:
+        name: One of `list_models()`, `mlp` of any depth, or `wide_resnet` of any depth 6n + 4.
+        num_classes: Number of logits.
+        in_chans: Channels of an image.
+        img_size: Size of an image. An MLP needs it, to flatten images; other networks take any
+            size, and up to 64 get the stem "cifar".
+        width: Factor of a ResNet's channels (default 1; 0.25 works, too), widening factor of a Wide
+            ResNet (2), or units of an MLP's layers (256).
+        stem: "imagenet" (7x7, stride 2, max-pooling) or "cifar" (3x3, stride 1), the default of
+            Wide ResNets.
+        shortcut_weight: See the table.
+        norm: "layer" normalises all channels and locations of a sample together, and may have a
+            `method`, too.
+        activation: By default leaky ReLU for TAT, softplus for DKS, ReLU for EOC. "prelu" trains
+            its slopes, from `negative_slope` (0.25), and has no method.
+        negative_slope: Of leaky ReLU without a method, or with EOC.
+        method: `TAT()` by default, if the form is shaped.
+        clamp: Take the nearest reachable target, as in `solve`.
+        drop_rate: Dropout before the logits.
+        distribution: Of weights: Orthogonal Delta, or Gaussian at the centre.
+        delta: If false, draw whole kernels.
+        generator: Of random numbers; by default torch's own.
 
-    >>> model = create_model("mlp20", in_channels=1, input_size=8, num_classes=10, width=32)
+    >>> model = create_model("mlp20", in_chans=1, img_size=8, num_classes=10, width=32)
     >>> model.shaping.solution.targets["mu0"], model(torch.zeros(5, 1, 8, 8)).shape
     (0.9, torch.Size([5, 10]))
-    >>> standard = create_model("resnet18", input_size=32, num_classes=10, width=0.25)
+    >>> standard = create_model("resnet18", img_size=32, num_classes=10, width=0.25)
     >>> standard.shaping is None
     True
     """
-    demand_kinds({"num_classes": num_classes, "in_channels": in_channels, "width": width,
-                  "shortcut_weight": shortcut_weight, "negative_slope": negative_slope,
-                  "method": method, "dropout": dropout})  # fmt: skip
-    sides = None if input_size is None else _sides(input_size)
+    _require_types(num_classes=num_classes, in_chans=in_chans, width=width, method=method,
+                   shortcut_weight=shortcut_weight, negative_slope=negative_slope,
+                   drop_rate=drop_rate)  # fmt: skip
+    for label, count in (("num_classes", num_classes), ("in_chans", in_chans)):
+        if count < 1:
+            raise ValueError(f"{label} must be >= 1, got {count}")
+    if not 0.0 <= drop_rate < 1.0:
+        raise ValueError(f"drop_rate must be in [0, 1), got {drop_rate:g}")
+    sides = None if img_size is None else _sides(img_size)
     plan = _plan(name, width, stem, sides, shortcut_weight, norm)
-    interface = _interface(plan, in_channels, sides, num_classes, dropout)
-    choice = chosen(plan, Wish(activation, negative_slope, method, clamp))
-    network = built(plan, interface, choice.activation)
+    inputs = int(in_chans)
+    if isinstance(plan, MLPPlan):
+        if sides is None:
+            raise ValueError(
+                "An MLP needs img_size, because its first layer reads every pixel. Give the size "
+                "of the images, such as 28, or 1 for vectors of in_chans numbers."
+            )
+        inputs *= math.prod(sides)
+    factory, (sigma_w, sigma_b), shaping = choose_activation(
+        plan, activation, negative_slope, method, clamp
+    )
+    network = build_network(
+        plan, factory, inputs=inputs, num_classes=int(num_classes), drop_rate=drop_rate
+    )
     initialize_(
         network,
-        sigma_w=choice.sigma_w,
-        sigma_b=choice.sigma_b,
+        sigma_w=sigma_w,
+        sigma_b=sigma_b,
         distribution=distribution,
         delta=delta,
         generator=generator,
     )
-    network.shaping = choice.shaping
+    network.shaping = shaping
     return network
+
+
+def parse_name(name: str) -> tuple[Family, int]:
+    """The family and the depth of the network called `name`.
+
+    >>> parse_name("resnet50"), parse_name("mlp:1000")
+    (('resnet', 50), ('mlp', 1000))
+    """
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise ValueError(f"There is no model {name!r}. {_suggest(name)}")
+    family, depth = cast(Family, found[1]), int(found[2])
+    if family == "resnet" and depth not in RESNETS:
+        raise ValueError(
+            f"There is no model {name!r}: ResNets of that depth are not defined. "
+            f"{_suggest(family + found[2])}"
+        )
+    if family == "wide_resnet" and (depths := nearest_wide_depths(depth)) != (depth,):
+        nearest = " or ".join(f"wide_resnet{valid}" for valid in depths)
+        raise ValueError(
+            f"There is no model {name!r}: a Wide ResNet has a depth of 6n + 4, three stages of n "
+            f"blocks with two layers each. Use {nearest}."
+        )
+    return family, depth
+
+
+def _suggest(name: str) -> str:
+    close = difflib.get_close_matches(name, _WELL_KNOWN, n=3)
+    hint = f"Did you mean {' or '.join(close)}? " if close else ""
+    return (
+        f"{hint}There are {', '.join(list_models('resnet*'))}; mlp takes any depth (mlp50), and "
+        "wide_resnet any depth 6n + 4 (wide_resnet100)."
+    )
+
+
+def choose_activation(
+    plan: Plan,
+    activation: str | None,
+    negative_slope: float | None,
+    method: Method | None,
+    clamp: bool,
+) -> tuple[ActivationFactory, tuple[float, float], Shaping | None]:
+    """The activation of a network, the σ_w and σ_b that go with it, and how it was solved for."""
+    if activation == "prelu":
+        if method is not None:
+            raise ValueError(
+                f"prelu trains its slopes, so {type(method).__name__} cannot solve for them. Leave "
+                "the method out, or use leaky_relu."
+            )
+        slope = _DEFAULT_PRELU_SLOPE if negative_slope is None else negative_slope
+        sigmas = _sigma_w_keeping_q(leaky_relu(slope)), 0.0
+        return lambda channels: nn.PReLU(channels, slope), sigmas, None
+    if str(activation).lower() == "prelu":  # not in the table, which would suggest another
+        raise ValueError(f"No activation is called {activation!r}. Did you mean 'prelu'?")
+    if method is None and plan.norm != "none":
+        phi = look_up(activation or "relu", negative_slope)
+        is_relu = phi is look_up("relu")
+        factory = lambda _: nn.ReLU() if is_relu else ShapedActivation(phi)
+        return factory, (_sigma_w_keeping_q(phi), 0.0), None
+    method = TAT() if method is None else method
+    _require_shapeable(plan, method, negative_slope)
+    phi = look_up(activation or _DEFAULT_ACTIVATION.get(type(method), "relu"), negative_slope)
+    graph = _graph(plan.thin())
+    solution = solve(graph, method, phi, clamp=clamp)
+    shaping = Shaping(method, graph, solution)
+    shaped = lambda _: ShapedActivation.from_solution(solution)
+    return shaped, (solution.sigma_w, solution.sigma_b), shaping
+
+
+def _require_shapeable(plan: Plan, method: Method, negative_slope: float | None) -> None:
+    what = f"{type(method).__name__} cannot shape"
+    if isinstance(plan, ResNetPlan) and plan.shortcut_weight is None:
+        raise ValueError(
+            f"{what} a network with ordinary sums, whose terms normalisation weighs in a way that "
+            "the theory does not follow. Give a shortcut_weight (0 for none) with norm='none' or "
+            "'layer', or leave the method out."
+        )
+    if plan.norm == "batch":
+        raise ValueError(
+            f"{what} a network with batch normalisation, which removes what the samples of a batch "
+            "have in common, so that no C map describes it. Use norm='none' or 'layer', or leave "
+            "the method out."
+        )
+    if negative_slope is not None and not isinstance(method, EOC):
+        raise ValueError(
+            f"{type(method).__name__} solves for the slope itself, got "
+            f"negative_slope={negative_slope:g}. Leave one of them out, or use EOC()."
+        )
+
+
+@lru_cache(maxsize=64)
+def _graph(plan: Plan) -> Graph:
+    """The graph of `plan`, traced once per process."""
+    with torch.device("cpu"):
+        network = build_network(plan, lambda _: nn.ReLU(), inputs=1, num_classes=1).eval()
+        return trace(network, torch.zeros(1, 1, 1, 1))
+
+
+def _sigma_w_keeping_q(phi: Activation) -> float:
+    """The σ_w with which a layer after φ outputs q = 1 if φ reads q = 1; √2 for ReLU."""
+    return q_map(phi, 1.0) ** -0.5
 
 
 def _plan(
@@ -307,26 +285,26 @@ def _plan(
     shortcut_weight: float | None,
     norm: Norm | None,
 ) -> Plan:
-    family, depth = parsed(name)
+    family, depth = parse_name(name)
     if norm is not None and norm not in get_args(Norm):
-        raise ValueError(f"norm={norm!r} was asked for; it is one of {', '.join(get_args(Norm))}.")
+        raise ValueError(f"norm must be one of {', '.join(get_args(Norm))}, got {norm!r}")
     if family == "mlp":
         if shortcut_weight is not None or stem is not None:
-            asked = "stem" if shortcut_weight is None else "shortcut_weight"
+            given = "stem" if shortcut_weight is None else "shortcut_weight"
             raise ValueError(
-                f"A {asked} was asked for, but {name} has none: it is a chain of linear layers. "
-                "Leave it out, or take a resnet."
+                f"{name} has no {given}: it is a chain of linear layers. Leave it out, or use a "
+                "resnet."
             )
         return mlp_plan(depth, width, norm or "none")
     if shortcut_weight is not None and not -1.0 <= shortcut_weight <= 1.0:
         raise ValueError(
-            f"shortcut_weight={shortcut_weight:g} was asked for, but a normalised sum needs one in "
-            "[-1, 1]. Use 0 for no shortcuts, 0.8, or None for ordinary sums."
+            f"shortcut_weight must be in [-1, 1], got {shortcut_weight:g} (0 for no shortcuts, "
+            "0.8, or None for ordinary sums)"
         )
     if shortcut_weight is None and norm == "none":
         raise ValueError(
-            f"{name} was asked for with ordinary sums and norm='none', but then q grows with every "
-            "block. Give a shortcut_weight, such as 0.8, or 0 for no shortcuts."
+            f"With ordinary sums and norm='none', q grows with every block of {name}. Give a "
+            "shortcut_weight, such as 0.8, or 0 for no shortcuts."
         )
     weight = None if shortcut_weight is None else float(shortcut_weight)
     norm = norm or ("batch" if weight is None else "none")
@@ -336,46 +314,30 @@ def _plan(
 
 
 def _stem(stem: Stem | None, sides: tuple[int, int] | None) -> Stem:
-    """The stem that was asked for, or that suits images of that size."""
-    if stem is not None and stem not in get_args(Stem):
-        raise ValueError(f"stem={stem!r} was asked for; it is one of {', '.join(get_args(Stem))}.")
-    if stem is not None:
-        return stem
-    small = sides is not None and max(sides) <= _LARGEST_SMALL_IMAGE
-    return "cifar" if small else "imagenet"
+    """The given stem, or the one for images of that size."""
+    if stem is None:
+        small = sides is not None and max(sides) <= _LARGEST_SMALL_IMAGE
+        return "cifar" if small else "imagenet"
+    if stem not in get_args(Stem):
+        raise ValueError(f"stem must be one of {', '.join(get_args(Stem))}, got {stem!r}")
+    return stem
 
 
-def _interface(
-    plan: Plan,
-    in_channels: int,
-    sides: tuple[int, int] | None,
-    num_classes: int,
-    dropout: float,
-) -> Interface:
-    for label, count in (("in_channels", in_channels), ("num_classes", num_classes)):
-        if count < 1:
-            raise ValueError(f"{label}={count} was asked for, but it counts from 1.")
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(
-            f"dropout={dropout:g} was asked for, but it is a probability below 1, such as 0.2."
-        )
-    if isinstance(plan, MLPPlan):
-        if sides is None:
-            raise ValueError(
-                "An MLP was asked for without input_size, but its first layer reads every pixel. "
-                "Give the size of the images, such as 28, or 1 for vectors of in_channels numbers."
-            )
-        return Interface(int(in_channels) * math.prod(sides), int(num_classes), dropout)
-    return Interface(int(in_channels), int(num_classes), dropout)
-
-
-def _sides(input_size: int | tuple[int, int]) -> tuple[int, int]:
-    sides = input_size if isinstance(input_size, tuple | list) else (input_size, input_size)
+def _sides(img_size: int | tuple[int, int]) -> tuple[int, int]:
+    sides = img_size if isinstance(img_size, tuple | list) else (img_size, img_size)
     for side in sides:
-        demand_kinds({"input_size": side})
+        _require_types(img_size=side)
     if len(sides) != 2 or min(sides) < 1:
         raise ValueError(
-            f"input_size={input_size} was asked for, but an image has a height and a width, each 1 "
-            "or more. Give one number for both, such as 224, or a pair."
+            f"img_size must be a positive height and width, or one number for both, such as 224, "
+            f"got {img_size}"
         )
     return int(sides[0]), int(sides[1])
+
+
+def _require_types(**given: object) -> None:
+    """Raise on arguments of the wrong type, before they fail deep in a network."""
+    for name, value in given.items():
+        types, expected = _TYPES[name]
+        if isinstance(value, bool) or not isinstance(value, types):  # a bool is an int in Python
+            raise ValueError(f"{name} must be {expected}, got {value!r}")

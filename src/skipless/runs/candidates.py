@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from skipless.models import create_model
-from skipless.models.create import parsed
+from skipless.models.create import parse_name
 from skipless.onnx.export import demand_batch
 from skipless.record import RUN, Record
 from skipless.torch.normalize import normalize_per_sample
@@ -140,8 +140,8 @@ def baseline(candidate: Candidate, against: str | None) -> Candidate | Missing:
     model = create_model(
         name,
         num_classes=outputs[0].numel(),
-        in_channels=channels,
-        input_size=(height, width),
+        in_chans=channels,
+        img_size=(height, width),
         width=own.width if against is None else None,
         norm="batch",
     )
@@ -151,14 +151,14 @@ def baseline(candidate: Candidate, against: str | None) -> Candidate | Missing:
 
 def _is_standard(given: Configuration) -> bool:
     plain = (given.shortcut_weight, given.method, given.activation) == (None, None, None)
-    norm = given.norm or ("none" if parsed(given.model)[0] == "mlp" else "batch")
+    norm = given.norm or ("none" if parse_name(given.model)[0] == "mlp" else "batch")
     return plain and norm == "batch"
 
 
 def _create_candidate(model: str, options: Mapping[str, object], shape: Shape | None) -> Candidate:
     """A network by name, with random weights."""
     try:
-        parsed(model)
+        parse_name(model)
     except ValueError as error:
         raise ValueError(f"{error} {_OR_A_RUN}") from None
     configuration = Configuration.of({"model": model, **options})

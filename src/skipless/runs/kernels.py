@@ -155,15 +155,15 @@ def build_chain(model: str, shortcut_weight: float | None, most: int = _MOST_LAY
 
 def _build_named(model: str, shortcut_weight: float | None) -> Graph:
     from skipless.models import create_model
-    from skipless.models.create import parsed
+    from skipless.models.create import parse_name
 
-    has_shortcuts = parsed(model)[0] != "mlp"
+    has_shortcuts = parse_name(model)[0] != "mlp"
     if has_shortcuts and shortcut_weight is None:
         shortcut_weight = 0.0
     network = create_model(
         model,
         width=1 / 16 if has_shortcuts else 1,  # thin, as only its graph is needed
-        input_size=32,
+        img_size=32,
         num_classes=2,
         shortcut_weight=shortcut_weight,
         method=EOC(),

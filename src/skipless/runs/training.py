@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from skipless.core.network import fold
 from skipless.models import MLP, ResNet, create_model
-from skipless.models.create import parsed
+from skipless.models.create import parse_name
 from skipless.optim import KFACSettings, create_optimizer
 from skipless.record import RUN, Json, Record, write_run
 from skipless.tables import table
@@ -153,14 +153,14 @@ def create_network(
     channels, height, width = shape
     method = configuration.build_method()
     weight = configuration.shortcut_weight
-    has_shortcuts = parsed(configuration.model)[0] != "mlp"
+    has_shortcuts = parse_name(configuration.model)[0] != "mlp"
     if method is not None and weight is None and configuration.norm is None and has_shortcuts:
         weight = 0.0  # what shaping is for
     return create_model(
         configuration.model,
         num_classes=num_classes,
-        in_channels=channels + (configuration.normalize == "location"),
-        input_size=(height, width),
+        in_chans=channels + (configuration.normalize == "location"),
+        img_size=(height, width),
         width=configuration.width,
         shortcut_weight=weight,
         norm=configuration.norm,
@@ -168,7 +168,7 @@ def create_network(
         negative_slope=configuration.negative_slope,
         method=method,
         clamp=configuration.clamp,
-        dropout=configuration.dropout,
+        drop_rate=configuration.dropout,
         distribution=configuration.distribution,
         delta=configuration.delta,
     )
@@ -290,7 +290,7 @@ def read_configuration(record: Record) -> Configuration:
         )
     try:
         configuration = Configuration.of(known)
-        parsed(configuration.model)
+        parse_name(configuration.model)
     except ValueError as error:
         raise ValueError(
             f"{path} is damaged: {error} Restore it, or name another run of skipless train."
