@@ -170,12 +170,12 @@ def batch_sizes() -> Item:
         title="Beyond the paper: small batches, and batches of few classes",
         label=None,
         minutes={"cpu": 6},
-        introduction="A Wide ResNet of 16 layers with BatchNorm beside one without shortcuts and "
-        "normalisation, trained by AdamW for the same number of epochs with batches of 1 to 64 "
-        "images; then with batches of 8 images of one class, and of 64 of two. At the scale cpu, "
-        "there are 3 epochs on 1,024 images: 3,072 steps with the smallest batches, and 48 with "
-        "the largest; batches of one and two images have one learning rate, the others the best "
-        "of two or three.",
+        introduction="A Wide ResNet of 16 layers with BatchNorm against one without shortcuts and "
+        "normalisation, both trained with AdamW for the same number of epochs: first with batches "
+        "of 1 to 64 images, then with batches of 8 images of one class and of 64 images of two. "
+        "At the scale cpu, there are 3 epochs on 1,024 images: 3,072 steps with the smallest "
+        "batches and 48 with the largest. Batches of one and two images have one learning rate, "
+        "the others the best of two or three.",
         claims={
             **{
                 f"With batches of {images}, TReLU beats BatchNorm": wins(
@@ -246,8 +246,9 @@ def distillation() -> Item:
         introduction="A Wide ResNet of 16 layers with BatchNorm, and one without shortcuts and "
         "normalisation: trained on labels alone, or also on the soft labels of the ResNet of the "
         "same seed, at a temperature of 4, with a share of 0.5, 0.9 or 1 in the loss. All are "
-        "trained by AdamW on the same images for the same number of epochs. At the scale cpu, the "
-        "student also sees 512 of the 2,560 images, for as many steps; its teacher saw them all.",
+        "trained with AdamW on the same images for the same number of epochs. At the scale cpu, the "
+        "student is also trained on only 512 of the 2,560 images, for the same number of steps, "
+        "with a teacher that was trained on all of them.",
         claims={
             f"A teacher with a share of {SHARE:g} improves the vanilla network": wins(
                 (VANILLA, TAUGHT), over=(VANILLA, ALONE)
@@ -307,4 +308,7 @@ def _closes_half_of_the_gap(results: Results) -> Judgement:
         return None, ""
     teacher, alone, taught = found
     gap, gain = difference(teacher, alone), difference(taught, alone)
-    return gain.points >= gap.points / 2 > 0.0, f"behind by {gap} alone, {gain} with the teacher"
+    return (
+        gain.points >= gap.points / 2 > 0.0,
+        f"gap to the teacher {gap}, of which it closes {gain}",
+    )

@@ -56,7 +56,7 @@ def table1() -> Item:
         minutes={"cpu": 1},
         introduction="The conditions that each method sets for a network, here a chain of 100 "
         "layers, and what its solution reaches, computed by quadrature from the shaped activation. "
-        "C_f(0), the similarity of outputs of unrelated inputs, is added where it is no condition.",
+        "C_f(0), the similarity of outputs of unrelated inputs, is added if it is not one of them.",
         claims={
             "Every solution meets the conditions of its method": _meets_conditions,
             (
@@ -294,7 +294,7 @@ def figure4() -> Item:
         label="fig:kernel-error",
         minutes={"cpu": 6},
         introduction="c values after each of 100 layers, averaged over 100 pairs of inputs and 50 "
-        "networks, with their standard deviation, beside what the C map predicts. TReLU starts "
+        "networks, with their standard deviation, and what the C map predicts. TReLU starts "
         "from c = 0, DKS with SoftPlus from c = 0.8, as in the paper. The scale cpu leaves out "
         "width 1,000.",
         claims={

@@ -172,7 +172,7 @@ def table4() -> Item:
         label="table:overall",
         minutes={"cpu": 19},
         introduction="The main result. TReLU without shortcuts (w = 0) and with weighted ones (w = "
-        "0.8), both without normalisation, beside the standard ResNet with BatchNorm and ReLU.",
+        "0.8), both without normalisation, against standard ResNets with BatchNorm and ReLU.",
         claims={
             "With w = 0.8 and TReLU, networks are no worse than standard ResNets": level(
                 ("{d}, {o}", "w = 0.8, {e} epochs"),
