@@ -3,7 +3,7 @@
 
 const ROOT_TWO_PI = Math.sqrt(2 * Math.PI);
 
-// erfcx(x) = exp(x²) erfc(x) for x ≥ 0, as a Chebyshev series in (x - 4) / (x + 4) that is made once.
+// erfcx(x) = exp(x²) erfc(x) for x ≥ 0, as a Chebyshev series in (x - 4) / (x + 4) that is computed once.
 const ERFCX_SERIES = chebyshevSeries((t) => slowErfcx((4 * (1 + t)) / (1 - t)), 36);
 
 function slowErfcx(x) {
@@ -123,7 +123,7 @@ function piecewise(...pieces) {
   };
 }
 
-// What a piece adds to that: E[(a + b x + c x²) 1{from < x < to}].
+// One piece's contribution: E[(a + b x + c x²) 1{from < x < to}].
 function smoothedPiece([from, to, a, b, c], mean, spread) {
   const [low, high] = [(from - mean) / spread, (to - mean) / spread];
   const [lowDensity, highDensity] = [normalDensity(low), normalDensity(high)];
@@ -261,7 +261,7 @@ const ACTIVATIONS = {
 };
 for (const [name, phi] of Object.entries(ACTIVATIONS)) complete(phi, name);
 
-// φ with what its formulas do not say: name, kinks, and the jumps of φ′ there.
+// φ with its name, kinks, and the jumps of φ′ there.
 function complete(phi, name) {
   phi.name = name;
   phi.kinks ??= [];

@@ -1,9 +1,9 @@
-// Small line charts as SVG text, in the manner of skipless.report.svg.
+// Small line charts as SVG text, like those of skipless.report.svg.
 "use strict";
 
 const FRAME = { width: 400, height: 300, left: 44, top: 46, bottom: 250, right: 374 };
 
-// Where values are on the drawing: of an axis { low, high } into pixels.
+// Maps values of an axis { low, high } to pixels.
 function placing(x, y, right = FRAME.right) {
   const across = (v) => FRAME.left + ((v - x.low) / (x.high - x.low)) * (right - FRAME.left);
   const down = (v) => FRAME.bottom - ((v - y.low) / (y.high - y.low)) * (FRAME.bottom - FRAME.top);
@@ -44,7 +44,7 @@ function path(points, at) {
   }).join("");
 }
 
-// The names of lines beside their last points, moved apart where they would overlap.
+// The names of lines next to their last points, moved apart where they would overlap.
 function labels(lines, at, right) {
   const named = lines.filter(({ label }) => label)
     .map((line) => ({ ...line, y: at(line.points.at(-1))[1] })).sort((a, b) => a.y - b.y);

@@ -1,7 +1,7 @@
-// Where φ̂(x) = γ(φ(αx + β) + δ) satisfies all conditions of DKS or TAT but the last: core.curves.
+// Where φ̂(x) = γ(φ(αx + β) + δ) satisfies all conditions of DKS or TAT but the last, as in core.curves.
 //
-// Two conditions give γ and δ, a third one, `balance` = 0, is solved by a few curves in (α, β) that
-// know nothing of the network, and the network's target says how far along a curve to go.
+// Two conditions give γ and δ. A third one, `balance` = 0, holds on a few curves in (α, β) that do not
+// depend on the network. The network's target picks a point on a curve.
 "use strict";
 
 const ALPHAS = Array.from({ length: 81 }, (_, i) => 10 ** (-4 + i / 8));
@@ -25,7 +25,7 @@ const TAT_CONDITIONS = [Math.PI / 4, -Math.PI / 4].map((angle) => ({
   }),
 }));
 
-// How closely to look for curves: small α only, which is quick; all α; and where curves turn.
+// Searches for curves, from quick to thorough: small α only; all α; and where curves turn.
 const [QUICKLY, WIDELY, FINELY] = [0, 1, 2];
 const QUICK_ROWS = 41; // α up to 10
 
@@ -61,7 +61,7 @@ function reachable(phi, conditions) {
   return every.length ? [Math.exp(Math.min(...every)), Math.exp(Math.max(...every))] : null;
 }
 
-// `make`, of which every result is kept.
+// `make` with a cache.
 function kept(make) {
   const known = [];
   return (...made) => {
@@ -86,7 +86,7 @@ const traced = kept((phi, conditions, look) => {
   });
 });
 
-// What sorts curves: distortion in a deep network, then a small |β|, then β > 0.
+// The sort key of curves: distortion in a deep network, then a small |β|, then β > 0.
 function rankOf(curve, phi, conditions) {
   const [deep] = pointsOn(curve, phi, conditions, DEEP);
   if (!deep) {
@@ -97,7 +97,7 @@ function rankOf(curve, phi, conditions) {
   return [digits(distortion(phi, deep)), digits(Math.abs(deep.beta)), deep.beta < 0 ? 1 : 0];
 }
 
-// The curves on the grid of α, and the arcs by which they turn into each other.
+// The curves on the grid of α, and the arcs that join them.
 const roughCurves = kept((phi, conditions, quick) => {
   const alphas = ALPHAS.filter((alpha) => !phi.period || alpha <= blurred(phi.period));
   const curves = linked(alphas.slice(0, quick ? QUICK_ROWS : undefined)
@@ -149,7 +149,7 @@ function bisected(phi, conditions, alpha, low, high, halvings) {
   return 0.5 * (low + high);
 }
 
-// The zeros of neighbouring rows joined into curves, each to the nearest one left.
+// Curves made from the zeros of neighbouring rows, each joined to the nearest free one.
 function linked(rows) {
   let open = [];
   const closed = [];
@@ -172,7 +172,7 @@ function linked(rows) {
   return [...closed, ...open];
 }
 
-// The arcs by which curves that end between the same two rows turn into each other, over β.
+// Arcs over β that join curves that end between the same two rows.
 function arcs(curves, phi, conditions) {
   const found = [];
   for (const [end, beyond] of [[-1, 1], [0, -1]]) {

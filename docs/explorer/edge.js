@@ -1,16 +1,16 @@
-// The edge of chaos of an activation: where C'(1) = 1 at a q value that layers hold: core.edge.
+// The edge of chaos of an activation: where C'(1) = 1 at a q value that layers keep, as in core.edge.
 "use strict";
 
 const Q_VALUES = Array.from({ length: 141 }, (_, i) => 10 ** (-8 + i / 10));
 
 const atQ = (phi, q) => moments(phi, Math.sqrt(q), 0);
-// The σ_b² that makes q hold: q - E[φ²] / E[φ′²], without subtracting large numbers.
+// The σ_b² that keeps q: q - E[φ²] / E[φ′²], without subtracting large numbers.
 const biasAt = (q, m) => (q * (m.excess - m.mean ** 2)) / (m.variance + m.excess);
-// Slope of the layer's Q map; below 1 in size it attracts.
+// Slope of the layer's Q map; the fixed point is stable if it is below 1 in magnitude.
 const pullAt = (m) => (m.variance + m.imbalance + m.mean * m.tilt) / (m.variance + m.excess);
 const qGrid = kept((phi) => Q_VALUES.map((q) => atQ(phi, q)));
 
-// The edge of chaos at σ_b whose q value the layers are drawn to most strongly, or null.
+// The edge of chaos at σ_b with the most stable q value, or null.
 function edgeOfChaos(phi, sigmaB) {
   if (phi.degree === 1) {
     if (sigmaB !== 0) return null; // q would grow by σ_b² in every layer
@@ -38,7 +38,7 @@ function edgeOfChaos(phi, sigmaB) {
   return sigmaB === 0 ? edgeAtZero(phi) : null;
 }
 
-// Whether another quadrature agrees; where all of φ(√q z) is far out, it may not.
+// Whether another quadrature agrees; it may not if φ(√q z) is all in the tails.
 function isConfirmed(phi, { q, sigmaW }, sigmaB) {
   const m = moments(phi, Math.sqrt(q), 0, OTHER, 12);
   const held = (sigmaW ** 2 * (m.variance + m.mean ** 2) + sigmaB ** 2) / q;
@@ -46,7 +46,7 @@ function isConfirmed(phi, { q, sigmaW }, sigmaB) {
   return Math.abs(held - 1) < 1e-11 && Math.abs(slope - 1) < 1e-11;
 }
 
-// A φ with φ(0) = 0 may be drawn to q = 0, where σ_w = 1/|φ′(0)|.
+// If φ(0) = 0, q may converge to 0, where σ_w = 1/|φ′(0)|.
 function edgeAtZero(phi) {
   const energy = (phi.slope(-1e-150) ** 2 + phi.slope(1e-150) ** 2) / 2;
   if (phi.value(0) !== 0 || energy === 0) return null;

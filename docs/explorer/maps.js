@@ -1,7 +1,7 @@
-// The C map of one layer, as a function that is quick to call, as core.maps.tabulated_c_map.
+// The C map of one layer, as a function that is fast to call, like core.maps.tabulated_c_map.
 "use strict";
 
-// sin θ - θ cos θ for c = cos θ, which drives every ReLU-like map; near 1 by its series.
+// sin θ - θ cos θ for c = cos θ, which appears in every ReLU-like map; near c = 1, its series.
 function arcGap(c) {
   const theta = Math.acos(c);
   if (theta > 0.25) return Math.sin(theta) - theta * Math.cos(theta);

@@ -1,9 +1,9 @@
-// The moments of ψ(z) = φ(αz + β) under N(0, 1) that decide every condition, as in core.gaussian.
+// The moments of ψ(z) = φ(αz + β) under N(0, 1) that determine every condition, as in core.gaussian.
 "use strict";
 
 const FINE = gaussLegendre(12);
 const COARSE = gaussLegendre(6); // good for the signs of conditions, not for their roots
-const OTHER = gaussLegendre(17); // shares no node with the others but the middles: a second opinion
+const OTHER = gaussLegendre(17); // for checks: shares only midpoints with the other rules
 const ORIGIN_MARKS = [0];
 for (let k = 0; k < 20; k++) ORIGIN_MARKS.push(0.75 * 2.5 ** k, -0.75 * 2.5 ** k);
 
@@ -65,7 +65,7 @@ function rule(ends, reach, panels, [gaussX, gaussW] = FINE) {
   return [z.subarray(0, at), w.subarray(0, at)];
 }
 
-// ψ = m + a z + u and ψ′ = a + v: what is small is computed from u and v, where nothing cancels.
+// ψ = m + a z + u and ψ′ = a + v: small moments are computed from u and v, without cancellation.
 function moments(phi, alpha, beta, gauss = FINE, reach = 9) {
   const [z, w] = rule(panelEnds(phi, alpha, beta, reach), reach, reach / 0.75, gauss);
   const count = z.length;
@@ -95,7 +95,7 @@ function moments(phi, alpha, beta, gauss = FINE, reach = 9) {
     variance: along * along + uu, // V = E[ψ²] - m²
     excess: vv - uu, // G = E[ψ′²] - V
     imbalance: a * vzz + vzu - uu, // P = E[(ψ - m) ψ′ z] - V
-    get bending() { // B = E[ψ″²], which few callers ask for
+    get bending() { // B = E[ψ″²], computed only if needed
       let sum = 0;
       for (let i = 0; i < count; i++) sum += w[i] * phi.curvature(alpha * z[i] + beta) ** 2;
       return alpha ** 4 * sum;

@@ -15,7 +15,7 @@ const repeated = (r, x, times) => {
   return x;
 };
 
-// w² x + (1 - w²) R(x); a mean lies among its terms, whatever rounding says.
+// w² x + (1 - w²) R(x); clipped, since rounding may put a mean outside its terms.
 function block(net, r, x) {
   const branch = repeated(r, x, BRANCH);
   const share = net.weight * net.weight;
@@ -28,7 +28,7 @@ function fold(net, r, x) {
   return net.blocks ? repeated((y) => block(net, r, y), x, net.blocks) : repeated(r, x, net.depth);
 }
 
-// [activations passed, value] at the input and behind every layer, or behind every block.
+// [activations so far, value] at the input and after every layer, or after every block.
 function along(net, r, x) {
   const points = [[0, x]];
   for (let n = 1; n <= (net.blocks || net.depth); n++) {

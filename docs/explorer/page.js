@@ -1,4 +1,4 @@
-// What the page shows: controls become a state, the state is solved, and all is drawn anew.
+// The page: reads the controls into a state, solves for it, and redraws everything.
 "use strict";
 
 const METHODS = ["tat", "dks", "eoc", "plain"];
@@ -7,7 +7,7 @@ const USUAL = {
   method: "tat", activation: "leaky_relu", depth: 100, shortcut: 0,
   eta: 0.9, tau: 0.3, zeta: 1.5, sigma_b: 0,
 };
-// Where each target is on its slider, from 0 to 1, and what it means.
+// The range of each target's slider, and what the target means.
 const SLIDERS = {
   eta: { low: 0.01, high: 0.99, log: false, digits: 2, meaning: "μ⁰, the largest C_f(0)" },
   tau: { low: 0.01, high: 10, log: true, digits: 3, meaning: "μ², the largest C_f″(1)" },
@@ -65,7 +65,7 @@ function toSlider({ low, high, log: logarithmic, from = 0 }, value) {
   return clip(Number.isFinite(t) ? t : 0, 0, 1);
 }
 
-// The state from an address such as explorer/#method=tat&depth=50&eta=0.95; what is missing is usual.
+// The state from an address such as explorer/#method=tat&depth=50&eta=0.95; defaults for the rest.
 function readFragment() {
   const given = new URLSearchParams(location.hash.slice(1));
   Object.assign(state, USUAL);
@@ -145,9 +145,9 @@ function show(net, found) {
 function verdict(atZero, slope) {
   const degrees = general((Math.acos(clip(atZero, -1, 1)) * 180) / Math.PI, 3);
   const seen = `Two unrelated inputs (c = 0, 90° apart) leave this network ${degrees}° apart.`;
-  if (atZero > 0.96) return `${seen} To it, all inputs look nearly the same: it hardly trains.`;
-  if (slope > 1000) return `${seen} Inputs that are nearly the same leave it far apart: it hardly generalises.`;
-  if (slope < 0.1) return `${seen} Small differences between inputs are lost on the way: it hardly trains.`;
+  if (atZero > 0.96) return `${seen} All inputs look nearly the same to it, so it hardly trains.`;
+  if (slope > 1000) return `${seen} Nearly identical inputs leave it far apart, so it hardly generalises.`;
+  if (slope < 0.1) return `${seen} Small differences between inputs are lost on the way, so it hardly trains.`;
   return `${seen} It can still tell inputs apart.`;
 }
 
@@ -169,7 +169,7 @@ function layersChart(net, paths) {
     description: "c values by layer: " +
       STARTS.map((c, i) => `${c} becomes ${paths[i].at(-1)[1].toFixed(3)}`).join(", "),
     x: {
-      name: net.blocks ? "activations passed, a point for each block" : "layers passed",
+      name: net.blocks ? "activations, one point per block" : "layers",
       low: 0, high: net.depth, ticks: ticksOf(0, net.depth).filter(Number.isInteger),
     },
     y: cosineAxis("c of two inputs"), room: 60,
@@ -192,7 +192,7 @@ function activationChart(found) {
   for (const line of lines) line.points = line.points.filter(([, y]) => Math.abs(y) <= 3);
   return drawn({
     title: same ? "The activation" : "The activation, before and after",
-    description: `${phi.name}${same ? "" : " and what the method makes of it"}`,
+    description: `${phi.name}${same ? "" : " before and after shaping"}`,
     x: { name: "x", low: -3, high: 3, ticks: [-3, -2, -1, 0, 1, 2, 3] },
     y: { name: same ? "φ(x)" : "φ(x) and φ̂(x)", low: -3, high: 3, ticks: [-3, -2, -1, 0, 1, 2, 3] },
     lines, room: 24,
@@ -201,9 +201,9 @@ function activationChart(found) {
 
 function showNumbers(net, found, layer, { atZero, slope, curvature }) {
   const measured = {
-    mu0: ["μ⁰", "largest C_f(0) of any part", () => maximum(net, layer.map, 0)],
-    mu1: ["μ¹", "largest C_f′(1) of any part", () => maxSlope(net, layer.slope)],
-    mu2: ["μ²", "largest C_f″(1) of any part", () => maxCurvature(net, layer.curvature)],
+    mu0: ["μ⁰", "largest C_f(0) of any subnetwork", () => maximum(net, layer.map, 0)],
+    mu1: ["μ¹", "largest C_f′(1) of any subnetwork", () => maxSlope(net, layer.slope)],
+    mu2: ["μ²", "largest C_f″(1) of any subnetwork", () => maxCurvature(net, layer.curvature)],
   }[found.mu];
   const rows = [
     ["c_f_zero", "C_f(0)", "what unrelated inputs become", atZero],
@@ -219,7 +219,7 @@ function showNumbers(net, found, layer, { atZero, slope, curvature }) {
   ].map(([name, value]) => row([name, name, "", value])).join("");
 }
 
-// A row of a table; the cell keeps the number to its last digit.
+// A row of a table; its cell's data-value has all digits.
 function row([id, name, meaning, value]) {
   const rounded = Math.abs(value) < 1e-12 ? 0 : value;
   const digits = value === Infinity ? "∞" : general(rounded, 6).replace("-", "−");

@@ -1,4 +1,4 @@
-// solve(net, method, activation, target): the shaped activation, or the reason why there is none.
+// solve(net, method, activation, target): the shaped activation, or an error that says why there is none.
 "use strict";
 
 class UnreachableTarget extends Error {}
@@ -10,7 +10,7 @@ const TARGETS = {
   sigma_b: { symbol: "σ_b", low: 0, high: Infinity, usual: "0 to 0.5", closed: true },
 };
 
-// Which target a method takes for this activation; none for a network that is left as it is.
+// The target that a method takes for this activation; none without a method.
 function targetName(method, activation) {
   if (method === "tat") return activation === "leaky_relu" ? "eta" : "tau";
   return { dks: "zeta", eoc: "sigma_b" }[method] ?? null;
@@ -43,7 +43,7 @@ const solution = (phi, parts) => ({
   phi, alpha: null, beta: null, gamma: null, delta: null, sigmaW: 1, sigmaB: 0, q: 1, note: "", ...parts,
 });
 
-// φ as it is, on weights that keep q = 1.
+// φ unchanged, with weights that keep q = 1.
 function plain(phi) {
   const m = moments(phi, 1, 0);
   return solution(phi, { sigmaW: (m.variance + m.mean ** 2) ** -0.5 });
@@ -88,7 +88,7 @@ function dksSmooth(net, zeta, slope, phi) {
     why(phi, "C'(1) - 1", slope - 1, span, globally));
 }
 
-// With β = 0, Q'(1) = 1 holds of itself, and C'(1) = 1 / (1 - κ/π) gives the negative slope.
+// With β = 0, Q'(1) = 1 always holds, and C'(1) = 1 / (1 - κ/π) gives the negative slope.
 function dksLeakyRelu(net, zeta, slope) {
   const steepest = 1 / (1 - 2 / Math.PI);
   if (slope > steepest) {
@@ -107,7 +107,7 @@ function dksRelu(net, zeta, slope) {
     const m = moments(phi, 1, beta);
     return Math.log(m.excess / m.variance) - Math.log(slope - 1);
   };
-  const [low, high] = [-5, 6]; // towards +∞ the kink is never met and C'(1) falls to 1
+  const [low, high] = [-5, 6]; // towards +∞ no input reaches the kink, and C'(1) falls to 1
   if (gap(low) < 0 || gap(high) > 0) {
     const reached = 1 + (slope - 1) * Math.exp(gap(gap(low) < 0 ? low : high));
     throw outOfReach("C_f'(1)", zeta, maxSlope(net, reached),
@@ -147,7 +147,7 @@ function slopeFor(net, zeta) {
 // The α in [-1, 1] with (1 - α)² / (1 + α²) = κ.
 const negativeSlope = (kappa) => (1 - kappa) / (1 + Math.sqrt(kappa * (2 - kappa)));
 
-// How many ReLU layers in a row reach C_f(0) = η, in words.
+// How many ReLU layers in a row reach C_f(0) = η, as text.
 function reluDepth(eta) {
   for (let depth = 1, c = 0; depth <= 100000; depth++) {
     c += arcGap(c) / Math.PI;
@@ -202,7 +202,7 @@ function outOfReach(name, asked, nearest, reason) {
 
 // The map of one layer, and its slope and curvature at c = 1.
 function layerMap({ phi, alpha, beta, delta, q, sigmaB }) {
-  const scale = (alpha ?? 1) * Math.sqrt(q || 1e-12); // for layers drawn to q = 0, the limit
+  const scale = (alpha ?? 1) * Math.sqrt(q || 1e-12); // the limit, if q converges to 0
   const bias = q ? sigmaB ** 2 / q : 0;
   const inner = cMap(phi, scale, beta ?? 0, delta ?? 0);
   const m = moments(phi, scale, beta ?? 0);
