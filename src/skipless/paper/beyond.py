@@ -246,9 +246,9 @@ def distillation() -> Item:
         introduction="A Wide ResNet of 16 layers with BatchNorm, and one without shortcuts and "
         "normalisation: trained on labels alone, or also on the soft labels of the ResNet of the "
         "same seed, at a temperature of 4, with a share of 0.5, 0.9 or 1 in the loss. All are "
-        "trained with AdamW on the same images for the same number of epochs. At the scale cpu, the "
-        "student is also trained on only 512 of the 2,560 images, for the same number of steps, "
-        "with a teacher that was trained on all of them.",
+        "trained with AdamW on the same images for the same number of epochs. At the scale cpu, "
+        "the student is also trained on only 512 of the 2,560 images, for the same number of "
+        "steps, with a teacher that was trained on all of them.",
         claims={
             f"A teacher with a share of {SHARE:g} improves the vanilla network": wins(
                 (VANILLA, TAUGHT), over=(VANILLA, ALONE)
