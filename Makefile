@@ -5,11 +5,11 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	&& command -v "$$python" && break; done)
 
 BIN := .venv/bin
-# One more than there are cores: some tests wait for processes of their own.
+# One more than there are cores, because some tests wait for subprocesses.
 WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || sysctl -n hw.ncpu) + 1 )))
 SETTINGS := pyproject.toml constraints.txt
 
-# The environment variables also reach the isolated environment in which the package is built;
+# The environment variables also reach the isolated environment in which the package is built:
 # newer releases of pip read the second one there, older ones the first.
 INSTALL = PIP_CONSTRAINT="$$PIP_CONSTRAINT constraints.txt" \
 	PIP_BUILD_CONSTRAINT="$$PIP_BUILD_CONSTRAINT constraints.txt" \
@@ -17,12 +17,12 @@ INSTALL = PIP_CONSTRAINT="$$PIP_CONSTRAINT constraints.txt" \
 
 define have_python
 test -n "$(PYTHON)" || { \
-		echo "skipless needs Python 3.11 or newer, and found neither python3.11 nor such a python3." >&2; \
-		echo "Install it, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+		echo "skipless needs Python 3.11 or newer, but found neither python3.11 nor a python3 that is new enough." >&2; \
+		echo "Install it, or pass its path: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 endef
 
-# Processes are many here: where the shell forbids to keep bytecode, each would compile all of torch
-# that it imports, which takes longer than most tests.
+# Without cached bytecode, each of the many processes would compile all of torch that it imports,
+# which takes longer than most tests.
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
@@ -31,31 +31,31 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
-demo: .venv/.train  ## train 50 layers without shortcuts beside a ResNet, in three minutes
+demo: .venv/.train  ## train 50 layers without shortcuts and a ResNet, in three minutes
 	$(BIN)/python -m skipless.runs.demo out
 
-test: .venv/.dev .venv/.oracles  ## run every test and doctest, a file at a time in each process
-	@$(MAKE) --no-print-directory .venv-jax-example/.ready || echo "Tests beside kfac-jax are skipped."
+test: .venv/.dev .venv/.oracles  ## run every test and doctest, in parallel by file
+	@$(MAKE) --no-print-directory .venv-jax-example/.ready || echo "Tests against kfac-jax are skipped."
 	$(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses $(WORKERS)
 
-test-core: .venv-base/.test  ## run the tests of core on the base install, which has no framework
+test-core: .venv-base/.test  ## run the tests of core on the base install, without any framework
 	.venv-base/bin/python -m pytest --quiet tests/core src/skipless/core
 
-check: .venv/.dev  ## format, lint and types
+check: .venv/.dev  ## check formatting, lint and types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright --threads --pythonpath $(BIN)/python
 
-bench: .venv/.bench  ## time the solver, TReLU, the training loop and K-FAC, each beside its peer
+bench: .venv/.bench  ## time the solver, TReLU, the training loop and K-FAC against other libraries
 	$(BIN)/python benchmarks/solver.py
 	$(BIN)/python benchmarks/activation.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/kfac.py
 
-bench-peers: .venv-peers/.ready  ## measure beside dks, kfac-jax and singd; writes docs/benchmarks.md
+bench-peers: .venv-peers/.ready  ## compare with dks, kfac-jax and singd; writes docs/benchmarks.md
 	PYTHONPATH=src .venv-peers/bin/python benchmarks/peers.py docs/benchmarks.md
 
-jax-example: .venv-jax-example/.ready  ## train 50 layers in JAX, by kfac-jax and by SGD
+jax-example: .venv-jax-example/.ready  ## train 50 layers in JAX, with kfac-jax and with SGD
 	PYTHONPATH=src .venv-jax-example/bin/python examples/jax_kfac/train.py
 
 docs: .venv/.docs  ## build the documentation into site/
@@ -70,12 +70,12 @@ results: .venv/.train  ## write docs/results.md and the README's table from resu
 figures: .venv/.train  ## draw the figures of docs/idea.md
 	$(BIN)/python docs/idea_figures.py
 
-clean:  ## remove everything that the other targets made
+clean:  ## remove everything that the other targets created
 	rm -rf .venv .venv-base .venv-peers .venv-jax-example build dist out site .hypothesis .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# One stamp for each extra; the environment is made anew only when it is missing. The extra `dev` has
-# all that `train` and `docs` have.
+# One stamp for each extra; an environment is created only if it is missing. The extra `dev` includes
+# `train` and `docs`.
 .venv/.dev: INCLUDED := .venv/.train .venv/.docs
 
 define install_extra
@@ -90,13 +90,13 @@ endef
 .venv-base/.%: $(SETTINGS) | .venv-base/bin/python
 	$(install_extra)
 
-# Tests compare K-FAC with curvlinops. What it asks for would bring torchvision, which its K-FAC does
-# not need and which is of no use beside the CPU build of torch.
+# Tests compare K-FAC with curvlinops. Its dependencies include torchvision, which its K-FAC does not
+# need and which is no use with the CPU build of torch.
 .venv/.oracles: constraints.txt | .venv/.dev
 	@$(INSTALL) --no-deps curvlinops-for-pytorch einconv einops linear_operator
 	@touch $@
 
-# What needs a JAX older than ours has environments of its own, of the versions in these files.
+# Code that needs a JAX older than ours has its own environments, with the versions in these files.
 .venv-jax-example/.ready: examples/jax_kfac/requirements.txt
 .venv-peers/.ready: benchmarks/peers/requirements.txt examples/jax_kfac/requirements.txt
 
