@@ -91,7 +91,7 @@ def table11() -> Item:
         title="Table 11: orthogonal against Gaussian initialisation",
         label="table:init",
         minutes={"cpu": 12},
-        introduction="Orthogonal weights at the centre of each kernel, or Gaussian weights everywhere.",
+        introduction="Orthogonal weights at each kernel's centre, or Gaussian weights everywhere.",
         claims={
             f"{column}: the initialisations differ by no more than in the paper": partial(
                 _is_level, column=column
