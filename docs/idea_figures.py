@@ -50,7 +50,7 @@ def depth() -> Chart:
 
 
 def tailored() -> Chart:
-    """The leaky ReLUs that TAT finds for networks of different depths, beside ReLU."""
+    """The leaky ReLUs that TAT finds for networks of different depths, and ReLU."""
     shaped = [(f"{layers} layers", solve(Graph.chain(layers), TAT(eta=0.9))) for layers in DEPTHS]
     x = np.linspace(-3.0, 3.0, 61)
     plain = (x, np.sqrt(2.0) * np.maximum(x, 0.0))
@@ -59,9 +59,9 @@ def tailored() -> Chart:
         for words, solution in shaped
     ]
     return Chart(
-        title="What TAT makes of ReLU",
-        description="Leaky ReLUs whose slope below zero comes the nearer to that above, the deeper "
-        "the network is.",
+        title="The activations that TAT finds",
+        description="Leaky ReLUs: the deeper the network, the closer the negative slope is to the "
+        "positive one.",
         x=linear_axis("x", -3.0, 3.0),
         y=linear_axis("φ̂(x)", -3.0, 4.5),
         lines=tuple(
@@ -77,7 +77,7 @@ def held() -> Chart:
     graphs = [(f"TAT, {layers} layers", Graph.chain(layers)) for layers in DEPTHS]
     maps = [("ReLU, 100 layers", _network_map(Graph.chain(100), _RELU))]
     maps += [(words, _network_map(g, solve(g, TAT(eta=0.9)))) for words, g in graphs]
-    return _c_map_chart("TAT holds the curve where it is asked to", maps)
+    return _c_map_chart("TAT keeps C_f(0) at 0.9 at every depth", maps)
 
 
 def methods() -> Chart:
@@ -128,7 +128,7 @@ def _c_map_chart(title: str, maps: Maps) -> Chart:
     spoken = ", ".join(f"{line.label} {line.value}" for line in lines)
     return Chart(
         title=title,
-        description=f"Similarity of two outputs by that of the two inputs; of unrelated: {spoken}.",
+        description=f"Similarity of two outputs by that of the two inputs; unrelated inputs: {spoken}.",
         x=Axis(
             "c of the two inputs",
             -1.0,
