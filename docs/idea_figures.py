@@ -128,7 +128,7 @@ def _c_map_chart(title: str, maps: Maps) -> Chart:
     spoken = ", ".join(f"{line.label} {line.value}" for line in lines)
     return Chart(
         title=title,
-        description=f"Similarity of two outputs by that of the two inputs; unrelated inputs: {spoken}.",
+        description=f"Similarity of outputs by that of the inputs; unrelated inputs: {spoken}.",
         x=Axis(
             "c of the two inputs",
             -1.0,
