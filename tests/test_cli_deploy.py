@@ -94,7 +94,7 @@ def test_its_multiply_adds_and_parameters_are_those_by_hand(vanilla: Path) -> No
 
 
 def test_the_difference_is_the_largest_between_the_file_and_the_network(vanilla: Path) -> None:
-    from skipless.onnx.run import output, session
+    from skipless.onnx.run import open_session, run_session
     from skipless.runs.candidates import load_candidate
 
     options = {"method": "tat", "eta": 0.6, "width": 1.0}
@@ -102,7 +102,7 @@ def test_the_difference_is_the_largest_between_the_file_and_the_network(vanilla:
     batch = made.examples(1)
     with torch.no_grad():
         wanted = made.model.eval()(batch).numpy()
-    off = np.abs(output(session(vanilla / "model.onnx"), batch.numpy()) - wanted)
+    off = np.abs(run_session(open_session(vanilla / "model.onnx"), batch.numpy()) - wanted)
     assert report(vanilla)["largest_output"] == pytest.approx(np.abs(wanted).max(), rel=1e-6)
     assert report(vanilla)["difference"] == pytest.approx(off.max(), rel=1e-3)
 
@@ -274,7 +274,7 @@ def test_a_file_that_fails_verification_does_not_replace_a_good_one(
     (tmp_path / "model.onnx").write_bytes(b"a good one")
     code, _, err = deploy(capsys, "own_networks:unlike", *options)
     assert code == 2
-    assert "model.onnx was to give what Unlike gives" in err
+    assert "model.onnx differs from Unlike by" in err
     assert (tmp_path / "model.onnx").read_bytes() == b"a good one"
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
@@ -351,7 +351,7 @@ def test_the_report_names_the_operation_whose_shape_is_unknown(
         (("zoo:",), "must be written module:name, got zoo:. Write zoo:name"),
         (("zoo:net",), "(for net in zoo.py it is zoo:net), and run from its folder"),
         (("own_networks:net",), "has no function or class 'net'. It has "),
-        (("own_networks:one_sample",), "(3, 8, 8), it raises RuntimeError"),
+        (("own_networks:one_sample",), "(3, 8, 8) it raises RuntimeError"),
         (("{run}", "--width", "3"), "--width is already set by {run}. Drop the option"),
         (("{run}", "--data", "cifar10"), "--data is already set by {run}. Drop the option"),
         (("mlp:3", "--average"), "--average needs a run, but mlp:3 is none"),

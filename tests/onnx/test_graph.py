@@ -14,18 +14,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from skipless.onnx import export, read
 from skipless.onnx import run as timing
-from skipless.onnx.export import export_onnx, rewrite_pools
 from skipless.onnx.graph import (
     IN_PLACE,
-    Activation,
     OnnxGraph,
-    Operation,
+    OnnxOperation,
+    TensorInfo,
     UnknownShapeError,
     best_schedule,
-    read_onnx,
 )
-from skipless.onnx.run import measured_peak, output, session
+from skipless.onnx.run import measure_peak_memory, open_session, run_session
+from skipless.onnx.writer import rewrite_pools
 
 KINDS = ("Conv", "Relu", "Add", "Flatten")
 
@@ -40,8 +40,8 @@ def graphs(draw) -> OnnxGraph:
         reads = draw(st.lists(st.sampled_from(earlier), min_size=count, max_size=count))
         name = f"t{number}"
         sizes[name] = sizes[reads[0]] if kind == "Flatten" else draw(st.integers(1, 4))
-        operations.append(Operation(kind, tuple(dict.fromkeys(reads)), (name,)))
-    tensors = {name: Activation((size,), np.dtype("int8")) for name, size in sizes.items()}
+        operations.append(OnnxOperation(kind, tuple(dict.fromkeys(reads)), (name,)))
+    tensors = {name: TensorInfo((size,), np.dtype("int8")) for name, size in sizes.items()}
     return OnnxGraph(tuple(operations), tensors, ("x",), (operations[-1].writes[0],))
 
 
@@ -95,11 +95,11 @@ def test_no_order_holds_less_than_the_schedule_that_was_found(graph: OnnxGraph) 
 
 
 def test_where_there_are_too_many_orders_the_files_own_is_taken_and_said_so() -> None:
-    writes = [Operation("Conv", ("x",), (f"t{n}",)) for n in range(9)]
-    end = Operation("Concat", tuple(f"t{n}" for n in range(9)), ("y",))
+    writes = [OnnxOperation("Conv", ("x",), (f"t{n}",)) for n in range(9)]
+    end = OnnxOperation("Concat", tuple(f"t{n}" for n in range(9)), ("y",))
     names = ("x", "y", *(f"t{n}" for n in range(9)))
-    tensors = {name: Activation((1,), np.dtype("int8")) for name in names}
-    found = best_schedule(OnnxGraph((*writes, end), tensors, ("x",), ("y",)), most_states=5)
+    tensors = {name: TensorInfo((1,), np.dtype("int8")) for name in names}
+    found = best_schedule(OnnxGraph((*writes, end), tensors, ("x",), ("y",)), max_states=5)
     assert not found.optimal
     assert found.order == tuple(range(10))
 
@@ -133,9 +133,9 @@ def test_onnxruntime_computes_in_place_what_is_said_to_be(kind: str, tmp_path: P
     weights = {"w": np.eye(4, dtype=np.float32).reshape(4, 4, 1, 1), **weights}
     path = saved(tmp_path / "m.onnx", [convolve, apply], weights, (4, 33, 9), (4, 33, 9))
     batch = np.random.default_rng(0).normal(size=(2, 4, 33, 9)).astype(np.float32)
-    graph, _ = read_onnx(path, 2)
+    graph = read(path, 2)
     schedule = best_schedule(graph)
-    assert measured_peak(path, schedule, batch) == schedule.peak == 2 * batch.nbytes
+    assert measure_peak_memory(path, schedule, batch) == schedule.peak == 2 * batch.nbytes
 
 
 def test_a_run_takes_what_was_computed_for_a_block_with_its_shortcut(tmp_path: Path) -> None:
@@ -154,11 +154,11 @@ def test_a_run_takes_what_was_computed_for_a_block_with_its_shortcut(tmp_path: P
     rng = np.random.default_rng(0)
     weights = {n: rng.normal(size=(*s, 1, 1)).astype(np.float32) for n, s in shapes.items()}
     path = saved(tmp_path / "m.onnx", nodes, weights, (1, 10, 10), (c,))
-    graph, _ = read_onnx(path, 3)
+    graph = read(path, 3)
     schedule = best_schedule(graph)
     assert schedule.peak == 3 * 100 * 4 * (c + c + d)
     batch = rng.normal(size=(3, 1, 10, 10)).astype(np.float32)
-    assert measured_peak(path, schedule, batch) == schedule.peak
+    assert measure_peak_memory(path, schedule, batch) == schedule.peak
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_a_mean_over_all_locations_becomes_a_pool(axes, keep, kinds, tmp_path: P
     path = saved(tmp_path / "m.onnx", [node], {"axes": np.array(axes)}, (4, 5, 6), outputs)
     batch = np.random.default_rng(0).normal(size=(2, 4, 5, 6)).astype(np.float32)
     rewrite_pools(path)
-    graph, _ = read_onnx(path, 2)
+    graph = read(path, 2)
     assert graph.kinds == kinds
     expected = batch.mean(tuple(axes), keepdims=bool(keep))
-    np.testing.assert_allclose(output(session(path), batch), expected, atol=1e-6)
+    np.testing.assert_allclose(run_session(open_session(path), batch), expected, atol=1e-6)
 
 
 def test_only_a_reshape_that_keeps_the_batch_becomes_a_flattening(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_only_a_reshape_that_keeps_the_batch_becomes_a_flattening(tmp_path: Path
         rewrite_pools(path)
         assert [node.op_type for node in onnx.load(path).graph.node] == [kind]
         batch = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
-        np.testing.assert_array_equal(output(session(path), batch), batch.reshape(sizes))
+        np.testing.assert_array_equal(run_session(open_session(path), batch), batch.reshape(sizes))
 
 
 def test_where_a_shape_is_not_known_no_schedule_is_made_up(tmp_path: Path) -> None:
@@ -204,11 +204,11 @@ def test_where_a_shape_is_not_known_no_schedule_is_made_up(tmp_path: Path) -> No
         helper.make_node("Add", ["x", "s"], ["y"]),
     ]
     weights = {"w": np.ones((6, 1), np.float32)}
-    graph, _ = read_onnx(saved(tmp_path / "m.onnx", nodes, weights, (3,), (3,)), 2)
+    graph = read(saved(tmp_path / "m.onnx", nodes, weights, (3,), (3,)), 2)
     assert graph.kinds == dict.fromkeys(("NonZero", "Cast", "MatMul", "ReduceSum", "Add"), 1)
-    with pytest.raises(UnknownShapeError, match="those of NonZero where depend"):
+    with pytest.raises(UnknownShapeError, match="shapes of NonZero where depend"):
         best_schedule(graph)
-    with pytest.raises(UnknownShapeError, match="those of MatMul product depend"):
+    with pytest.raises(UnknownShapeError, match="shapes of MatMul product depend"):
         _ = graph.multiply_adds
 
 
@@ -221,8 +221,8 @@ def test_a_tensor_of_unknown_rank_is_not_taken_for_a_scalar(tmp_path: Path) -> N
     which = {"which": np.array([True, False])}
     path = saved(tmp_path / "m.onnx", [cast, some, reshape, total, add], which, (2,), (2,))
     with pytest.raises(UnknownShapeError):
-        best_schedule(read_onnx(path, 1)[0])
-    assert "r" not in read_onnx(path, 1)[0].activations
+        best_schedule(read(path, 1))
+    assert "r" not in read(path, 1).activations
 
 
 class Mixed(nn.Module):
@@ -242,7 +242,7 @@ class Mixed(nn.Module):
 
 def test_multiply_adds_are_half_of_what_pytorch_counts_as_flops(tmp_path: Path) -> None:
     model, x = Mixed().eval(), torch.randn(1, 3, 8, 8)
-    graph, _ = read_onnx(export_onnx(model, x, tmp_path / "mixed.onnx"))
+    graph = read(export(model, x, tmp_path / "mixed.onnx"))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(x)
     assert 2 * graph.multiply_adds == counter.get_total_flops()
@@ -274,25 +274,28 @@ def test_products_of_any_dimensions_are_counted(equation, shapes, wanted, tmp_pa
     total = helper.make_node("ReduceSum", ["p"], ["s"], keepdims=0)
     add = helper.make_node("Add", ["x", "s"], ["y"])
     path = saved(tmp_path / "m.onnx", [product, total, add], weights, shapes[0], shapes[0])
-    assert output(session(path), np.ones((2, *shapes[0]), np.float32)).shape == (2, *shapes[0])
-    assert read_onnx(path, 2)[0].multiply_adds == wanted
+    assert run_session(open_session(path), np.ones((2, *shapes[0]), np.float32)).shape == (
+        2,
+        *shapes[0],
+    )
+    assert read(path, 2).multiply_adds == wanted
 
 
 def test_memory_of_another_type_is_not_written_over() -> None:
     # A float of 2 x 2 bytes is no place for four bytes, though both take as many.
     tensors = {
-        "x": Activation((1,), np.dtype("int8")),
-        "a": Activation((2,), np.dtype("int16")),
-        "y": Activation((2,), np.dtype("int8")),
+        "x": TensorInfo((1,), np.dtype("int8")),
+        "a": TensorInfo((2,), np.dtype("int16")),
+        "y": TensorInfo((2,), np.dtype("int8")),
     }
-    steps = Operation("Conv", ("x",), ("a",)), Operation("Relu", ("a",), ("y",))
+    steps = OnnxOperation("Conv", ("x",), ("a",)), OnnxOperation("Relu", ("a",), ("y",))
     assert best_schedule(OnnxGraph(steps, tensors, ("x",), ("y",))).peak == 4 + 2
 
 
 def test_each_thread_is_one_that_was_asked_for(tmp_path: Path) -> None:
     path = saved(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], {}, (3,), (3,))
     for threads in (1, 3):
-        assert session(path, threads).get_session_options().intra_op_num_threads == threads
+        assert open_session(path, threads).get_session_options().intra_op_num_threads == threads
 
 
 def test_latency_is_the_median_of_rounds_in_turn_after_the_first_two(
@@ -306,10 +309,10 @@ def test_latency_is_the_median_of_rounds_in_turn_after_the_first_two(
         ran.append(running)
         clock[0] += next(left[running[0]])
 
-    monkeypatch.setattr(timing, "session", lambda path, threads=1: (str(path), threads))
-    monkeypatch.setattr(timing, "output", run)
+    monkeypatch.setattr(timing, "open_session", lambda path, threads=1: (str(path), threads))
+    monkeypatch.setattr(timing, "run_session", run)
     monkeypatch.setattr(timing, "perf_counter", lambda: clock[0])
     paths = {f"file {name}": Path(name) for name in takes}
-    found = timing.latencies(paths, np.zeros(1), threads=4, seconds=0.0)
+    found = timing.measure_latencies(paths, np.zeros(1), threads=4, seconds=0.0)
     assert found == {"file a": 3.0, "file b": 5.0}
     assert ran == [("a", 4), ("b", 4)] * 9

@@ -9,16 +9,16 @@ from onnxruntime import quantization
 from torch import nn
 
 import onnx
-from skipless.onnx.export import write_onnx
-from skipless.onnx.int8 import quantize_int8
-from skipless.onnx.run import output, session
+from skipless.onnx.int8 import quantize
+from skipless.onnx.run import open_session, run_session
+from skipless.onnx.writer import write
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("float32") / "model.onnx"
     torch.manual_seed(0)
-    write_onnx(nn.Linear(6, 3).eval(), torch.zeros(2, 6), path)
+    write(nn.Linear(6, 3).eval(), torch.zeros(2, 6), path)
     return path
 
 
@@ -27,8 +27,8 @@ def batch() -> np.ndarray:
 
 
 def test_a_quantised_file_is_near_to_the_one_it_was_made_of(path: Path, tmp_path: Path) -> None:
-    given, quantised = batch(), quantize_int8(path, tmp_path / "model.int8.onnx", [batch()])
-    wanted, found = (output(session(file), given) for file in (path, quantised))
+    given, quantised = batch(), quantize(path, tmp_path / "model.int8.onnx", [batch()])
+    wanted, found = (run_session(open_session(file), given) for file in (path, quantised))
     assert 0.0 < np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
     assert list(tmp_path.iterdir()) == [quantised]
 
@@ -44,7 +44,7 @@ def test_a_quantisation_that_is_cut_off_leaves_the_file_of_before(
     before.write_bytes(b"a good one")
     monkeypatch.setattr(quantization, "quantize_static", cut_off)
     with pytest.raises(OSError, match="No space left"):
-        quantize_int8(path, before, [batch()])
+        quantize(path, before, [batch()])
     assert before.read_bytes() == b"a good one"
     assert list(tmp_path.iterdir()) == [before]
 
@@ -54,8 +54,8 @@ def test_each_channel_of_a_weight_has_a_scale_of_its_own(tmp_path: Path) -> None
     with torch.no_grad():
         layer.weight[1] *= 1e-3  # which the scale of the first would round to nothing
     path, images = tmp_path / "model.onnx", torch.randn(64, 4, 2, 2)
-    write_onnx(layer, images[:2], path)
-    quantised = quantize_int8(path, tmp_path / "model.int8.onnx", [images.numpy()])
+    write(layer, images[:2], path)
+    quantised = quantize(path, tmp_path / "model.int8.onnx", [images.numpy()])
     kept = {t.name: t for t in onnx.load(quantised).graph.initializer}
     sizes = [tuple(t.dims) for name, t in kept.items() if "weight" in name and "scale" in name]
     assert sizes == [(2,)]

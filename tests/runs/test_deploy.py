@@ -154,7 +154,7 @@ def test_calibration_uses_a_limited_number_of_training_samples(
 ) -> None:
     seen: list[np.ndarray] = []
     monkeypatch.setattr(deploy, "_CALIBRATION", 40)
-    monkeypatch.setattr(deploy, "quantize_int8", lambda before, path, batches: seen.extend(batches))
+    monkeypatch.setattr(deploy, "quantize", lambda before, path, batches: seen.extend(batches))
     monkeypatch.setattr(deploy, "measure_accuracy", lambda paths, batches: {})
     train, validation = hot([0] * 90, labels=[0] * 90), hot([1] * 90, labels=[1] * 90)
     candidate = replace(

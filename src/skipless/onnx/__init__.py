@@ -1,5 +1,7 @@
-"""ONNX files: write, read as a graph, quantise, weigh and time."""
+"""ONNX files: write a model, quantise it, read it as a graph, find its peak memory."""
 
-from .export import export_onnx
+from .graph import peak_memory, read
+from .int8 import quantize
+from .writer import export
 
-__all__ = ["export_onnx"]
+__all__ = ["export", "peak_memory", "quantize", "read"]

@@ -1,21 +1,17 @@
-"""An ONNX file as what it computes: its operations, and the shapes of what passes between them.
+"""An ONNX file as a graph of operations, and the least memory that its activations need.
 
-Weights are no part of that: a tensor is an activation if it depends on the input.
+A tensor is an activation if it depends on the input; weights do not count. The rules of memory are
+the same for every network:
 
-Memory for activations, in the order of operations that needs the least of it.
-
-The rules, which are the same for every network:
-
-- An activation is held from the operation that writes it to the last one that reads it; the
-  network's input as well, and the output to the end. Weights, and what a kernel needs for itself
-  while it runs, do not count.
+- An activation is held from the operation that writes it to the last one that reads it; so is the
+  network's input, and the output to the end. What a kernel needs while it runs does not count.
 - A reshape holds nothing: it is the same memory under another shape.
-- An elementwise operation writes over an activation of the same size that nothing else will read,
+- An elementwise operation overwrites an activation of the same size that nothing else will read,
   unless that is the network's input.
 
 So what is held while an operation runs is what it reads, what it writes, and what waits for others.
-In a chain there is one order only. Where paths run side by side, as a branch beside its shortcut,
-all orders are searched.
+A chain has one order only. If paths run side by side, as a branch and its shortcut do, all orders
+are searched.
 """
 
 from __future__ import annotations
@@ -37,8 +33,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Activation:
-    """Shape and type of a tensor on its way through the network."""
+class TensorInfo:
+    """Shape and type of an activation."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -50,21 +46,20 @@ class Activation:
 
 
 class UnknownShapeError(ValueError):
-    """A number was asked for that depends on a shape which the file does not tell."""
+    """A result depends on a shape that the file does not give."""
 
     def __init__(self, node: str) -> None:
         super().__init__(
-            f"The shapes of all activations were asked for, but those of {node} depend on more "
-            "than the shape of the input. Make them fixed."
+            f"The shapes of {node} depend on more than the shape of the input. Make them fixed."
         )
         self.node = node
 
 
 @dataclass(frozen=True)
-class Operation:
-    """A node of the file: the activations that it reads and writes, by name.
+class OnnxOperation:
+    """A node of the file, with the names of the activations that it reads and writes.
 
-    `multiply_adds` is None if they depend on shapes that the file does not tell.
+    `multiply_adds` is None if they depend on shapes that the file does not give.
     """
 
     kind: str
@@ -76,24 +71,24 @@ class Operation:
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """Everything that depends on the input, for batches of one size.
+    """All operations that depend on the input, for batches of one size.
 
-    `activations` are those whose shape is known.
+    `activations` has those whose shape is known.
     """
 
-    operations: tuple[Operation, ...]
-    activations: Mapping[str, Activation]
+    operations: tuple[OnnxOperation, ...]
+    activations: Mapping[str, TensorInfo]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
     @cached_property
     def kinds(self) -> dict[str, int]:
-        """How many operations there are of each kind, the most frequent first."""
+        """Number of operations by kind, the most frequent first."""
         return dict(Counter(operation.kind for operation in self.operations).most_common())
 
     @cached_property
     def multiply_adds(self) -> int:
-        """Of convolutions, matrix products and recurrent layers' own; sums do not count."""
+        """Those of convolutions, matrix products and recurrent layers; sums do not count."""
         total = 0
         for operation in self.operations:
             if operation.multiply_adds is None:
@@ -101,23 +96,27 @@ class OnnxGraph:
             total += operation.multiply_adds
         return total
 
-    def demand_shapes(self) -> None:
-        """Raise if the shape of an activation is not known."""
+    def require_shapes(self) -> None:
+        """Raise if the shape of an activation is unknown."""
         for operation in self.operations:
             if not set(operation.writes) <= set(self.activations):
                 raise UnknownShapeError(f"{operation.kind} {operation.name}")
 
 
-def read_onnx(path: Path, batch_size: int = 1) -> tuple[OnnxGraph, onnx.ModelProto]:
-    """The graph in the file at `path`, for batches of that size, and the file's own content."""
+def read(path: str | Path, batch_size: int = 1) -> OnnxGraph:
+    """The graph in the file at `path`, for batches of that size."""
     import onnx
 
-    model = onnx.load(path)
-    return _graph(model, _shapes(path, batch_size)), model
+    return _graph(onnx.load(path, load_external_data=False), _shapes(Path(path), batch_size))
 
 
-def _shapes(path: Path, batch_size: int) -> dict[str, Activation]:
-    """Every tensor whose shape ONNX can tell, once the size of the batch is known."""
+def peak_memory(path: str | Path, batch_size: int = 1) -> int:
+    """The bytes that activations of the file at `path` take at least, in the best order."""
+    return best_schedule(read(path, batch_size)).peak
+
+
+def _shapes(path: Path, batch_size: int) -> dict[str, TensorInfo]:
+    """Every tensor whose shape ONNX can infer from the batch size."""
     import onnx
 
     model = onnx.load(path, load_external_data=False)
@@ -127,37 +126,37 @@ def _shapes(path: Path, batch_size: int) -> dict[str, Activation]:
                 if size.dim_param == model.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
                     size.dim_value = batch_size
                 else:
-                    size.Clear()  # such as 2*batch, which is inferred anew
+                    size.Clear()  # such as 2*batch, which is inferred again
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     return {
-        value.name: Activation(
+        value.name: TensorInfo(
             tuple(size.dim_value for size in value.type.tensor_type.shape.dim),
             onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type),
         )
         for value in (*inferred.input, *inferred.output, *inferred.value_info)
-        if value.type.tensor_type.HasField("shape")  # which a scalar has, too
+        if value.type.tensor_type.HasField("shape")  # a scalar has one, too
         and all(size.HasField("dim_value") for size in value.type.tensor_type.shape.dim)
     }
 
 
-def _graph(model: onnx.ModelProto, shapes: Mapping[str, Activation]) -> OnnxGraph:
+def _graph(model: onnx.ModelProto, shapes: Mapping[str, TensorInfo]) -> OnnxGraph:
     graph = model.graph
     constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     sizes = {**{name: known.shape for name, known in shapes.items()}, **constants}
     inputs = tuple(value.name for value in graph.input if value.name not in constants)
     known, operations = set(inputs), []
-    for node in nodes(model):
+    for node in input_dependent_nodes(model):
         reads = tuple(dict.fromkeys(name for name in node.input if name in known))
         writes = tuple(name for name in node.output if name)
         known |= set(writes)
         count = _multiply_adds(node, sizes)
-        operations.append(Operation(node.op_type, reads, writes, count, node.name or writes[0]))
+        operations.append(OnnxOperation(node.op_type, reads, writes, count, node.name or writes[0]))
     outputs = tuple(value.name for value in graph.output)
     activations = {name: shapes[name] for name in sorted(known & set(shapes))}
     return OnnxGraph(tuple(operations), activations, inputs, outputs)
 
 
-def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+def input_dependent_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """The nodes that depend on the input, in the order of `OnnxGraph.operations`."""
     constants = {tensor.name for tensor in model.graph.initializer}
     known = {value.name for value in model.graph.input if value.name not in constants}
@@ -183,17 +182,17 @@ def _multiply_adds(node: onnx.NodeProto, sizes: Mapping[str, tuple[int, ...]]) -
             case "Einsum":
                 equation = next(a.s.decode() for a in node.attribute if a.name == "equation")
                 return _einsum_multiply_adds(equation, [sizes[name] for name in node.input])
-            case "LSTM" | "GRU" | "RNN":  # of weights for what is read, and for the state
+            case "LSTM" | "GRU" | "RNN":  # of weights for the input, and for the state
                 steps, batch, _ = sizes[node.input[0]]
                 return steps * batch * sum(math.prod(sizes[name]) for name in node.input[1:3])
             case _:
                 return 0
-    except KeyError:  # a shape that is not known
+    except KeyError:  # an unknown shape
         return None
 
 
 def _einsum_multiply_adds(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
-    """Of products of two at a time, from left to right, as onnxruntime takes them.
+    """The multiply-adds of pairwise products from left to right, as onnxruntime computes them.
 
     >>> _einsum_multiply_adds("bij,bjk->bik", [(2, 3, 4), (2, 4, 5)])  # 2 products of matrices
     120
@@ -202,7 +201,7 @@ def _einsum_multiply_adds(equation: str, shapes: Sequence[tuple[int, ...]]) -> i
     sizes: dict[str, int] = {}
     terms = []
     for term, shape in zip(left.split(","), shapes, strict=True):
-        hidden = len(shape) - len(term.replace("...", ""))  # dimensions that the dots stand for
+        hidden = len(shape) - len(term.replace("...", ""))  # dimensions under the dots
         dots = [f".{number}" for number in range(hidden, 0, -1)]
         before, _, after = term.partition("...")
         names = [*before, *dots, *after] if "..." in term else list(term)
@@ -224,55 +223,54 @@ IN_PLACE = frozenset((
     "LeakyRelu", "Mul", "Neg", "PRelu", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Sub",
     "Tanh",
 ))  # fmt: skip
-_MOST_STATES = 100_000
+_MAX_STATES = 100_000
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """An order of operations, and the bytes that are held at its worst moment.
+class MemorySchedule:
+    """An order of operations, and the most bytes that it holds at once.
 
-    It is the best order if `optimal`; otherwise there were too many to search, and it is the
-    file's own.
+    It is the best order if `optimal`; otherwise there were too many to search, and it is that of
+    the file.
     """
 
     order: tuple[int, ...]
     peak: int
-    worst: int  # the operation that runs at that moment
+    worst: int  # the operation that runs at the peak
     optimal: bool
 
 
-def best_schedule(graph: OnnxGraph, most_states: int = _MOST_STATES) -> Schedule:
-    """The order of the operations of `graph` that holds the fewest bytes at its worst moment.
+def best_schedule(graph: OnnxGraph, max_states: int = _MAX_STATES) -> MemorySchedule:
+    """The order of the operations of `graph` with the lowest peak.
 
     It is a shortest path from nothing to everything in the graph of sets of finished operations,
-    where the length of a path is the most that is held on it.
+    where the length of a path is its peak.
 
-    >>> import numpy as np
-    >>> from skipless.onnx.graph import Activation, Operation
     >>> sizes = {"x": 1, "short": 1, "long": 9, "end": 1, "y": 1}
-    >>> tensors = {n: Activation((s,), np.dtype("int8")) for n, s in sizes.items()}
-    >>> first = Operation("Conv", ("x",), ("short",)), Operation("Conv", ("x",), ("long",))
-    >>> last = Operation("Conv", ("long",), ("end",)), Operation("Add", ("end", "short"), ("y",))
-    >>> best_schedule(OnnxGraph((*first, *last), tensors, ("x",), ("y",)))
-    Schedule(order=(0, 1, 2, 3), peak=11, worst=1, optimal=True)
+    >>> tensors = {n: TensorInfo((s,), np.dtype("int8")) for n, s in sizes.items()}
+    >>> steps = ("Conv", "x", "short"), ("Conv", "x", "long"), ("Conv", "long", "end")
+    >>> convs = [OnnxOperation(kind, (source,), (target,)) for kind, source, target in steps]
+    >>> add = OnnxOperation("Add", ("end", "short"), ("y",))
+    >>> best_schedule(OnnxGraph((*convs, add), tensors, ("x",), ("y",)))
+    MemorySchedule(order=(0, 1, 2, 3), peak=11, worst=1, optimal=True)
     """
-    graph.demand_shapes()
-    memory = Memory(graph)
+    graph.require_shapes()
+    memory = MemoryPlan(graph)
     ties = count()
-    start = _State(0, memory.held_at_first, memory.ready_at_first, None)
+    start = _State(0, memory.held_at_start, memory.ready_at_start, None)
     waiting = [(0, 0, next(ties), start)]
     visited: set[int] = set()
-    while waiting and len(visited) < most_states:
+    while waiting and len(visited) < max_states:
         peak, steps, _, state = heapq.heappop(waiting)
         if not state.ready:
-            return memory.followed(_order(state), optimal=True)
+            return memory.evaluate(_order(state), optimal=True)
         if state.done in visited:
             continue
         visited.add(state.done)
         for longest, after in _successors(memory, state, peak):
-            # Of equal lengths the one that is nearest to the end goes first.
+            # Of equal peaks, the path nearest to the end comes first.
             heapq.heappush(waiting, (longest, steps - 1, next(ties), after))
-    return memory.followed(range(len(graph.operations)), optimal=False)
+    return memory.evaluate(range(len(graph.operations)), optimal=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,8 +281,8 @@ class _State:
     before: tuple[_State, int] | None
 
 
-def _successors(memory: Memory, state: _State, peak: int) -> list[tuple[int, _State]]:
-    """What may come next, and the most that is held until then."""
+def _successors(memory: MemoryPlan, state: _State, peak: int) -> list[tuple[int, _State]]:
+    """The possible next states, each with the peak until then."""
     found = []
     for operation in state.ready:
         during, held = memory.step(operation, state.done, state.held)
@@ -293,7 +291,7 @@ def _successors(memory: Memory, state: _State, peak: int) -> list[tuple[int, _St
         ready = (*others, *memory.enabled(operation, done))
         after = max(peak, during), _State(done, held, ready, (state, operation))
         if during <= peak and held <= state.held:
-            # Whenever it runs, it leaves no more than there was; so now is as good as later.
+            # It never leaves more than there was, so now is as good as later.
             return [after]
         found.append(after)
     return found
@@ -307,12 +305,12 @@ def _order(state: _State) -> tuple[int, ...]:
     return tuple(reversed(order))
 
 
-class Memory:
-    """Which operations share which piece of memory, and when it is free again."""
+class MemoryPlan:
+    """Which activations share memory, and when it is free again."""
 
     def __init__(self, graph: OnnxGraph) -> None:
         self.graph = graph
-        self.place = {name: name for name in graph.inputs}  # the tensor whose memory it is
+        self.place = {name: name for name in graph.inputs}  # the tensor that owns the memory
         self._readers: dict[str, int] = defaultdict(int)
         self._needs, self._next = [], defaultdict(list)
         writer: dict[str, int] = {}
@@ -328,11 +326,11 @@ class Memory:
                 self._next[source].append(number)
             writer |= dict.fromkeys(operation.writes, number)
         self._kept = {self.place[name] for name in graph.outputs}
-        self.held_at_first = sum(self._size(name) for name in graph.inputs)
-        self.ready_at_first = tuple(n for n, needs in enumerate(self._needs) if not needs)
+        self.held_at_start = sum(self._size(name) for name in graph.inputs)
+        self.ready_at_start = tuple(n for n, needs in enumerate(self._needs) if not needs)
 
     def step(self, number: int, done: int, held: int) -> tuple[int, int]:
-        """Bytes held while an operation runs, and after it, if `held` were before."""
+        """Bytes held while an operation runs and after it, given those `held` before."""
         operation = self.graph.operations[number]
         new = sum(self._size(name) for name in operation.writes if self.place[name] == name)
         over = self.overwritten(number, done)
@@ -342,7 +340,7 @@ class Memory:
         return during, held + new - freed
 
     def overwritten(self, number: int, done: int) -> str | None:
-        """What an operation reads and may write over, if all in `done` are finished."""
+        """The activation that an operation may overwrite, if all in `done` are finished."""
         operation = self.graph.operations[number]
         if operation.kind not in IN_PLACE or len(operation.writes) != 1:
             return None
@@ -354,22 +352,22 @@ class Memory:
         return None
 
     def free(self, place: str, done: int) -> bool:
-        """Whether nothing will read this memory once all in `done` are finished."""
+        """Whether nothing reads this memory after all in `done`."""
         return place not in self._kept and self._readers[place] & ~done == 0
 
     def enabled(self, number: int, done: int) -> Iterator[int]:
-        """The operations that waited for none but this one."""
+        """The operations that wait only for this one."""
         return (n for n in self._next[number] if self._needs[n] & ~done == 0)
 
-    def followed(self, order: Sequence[int], *, optimal: bool) -> Schedule:
-        """What an order of all operations takes."""
-        done, held, peak, worst = 0, self.held_at_first, 0, 0
+    def evaluate(self, order: Sequence[int], *, optimal: bool) -> MemorySchedule:
+        """The schedule of an order of all operations."""
+        done, held, peak, worst = 0, self.held_at_start, 0, 0
         for number in order:
             during, held = self.step(number, done, held)
             done |= 1 << number
             if during > peak:
                 peak, worst = during, number
-        return Schedule(tuple(order), peak, worst, optimal)
+        return MemorySchedule(tuple(order), peak, worst, optimal)
 
     def _size(self, place: str) -> int:
         return self.graph.activations[place].size

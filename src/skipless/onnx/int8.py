@@ -15,25 +15,26 @@ if TYPE_CHECKING:
     from onnxruntime.quantization import CalibrationDataReader
 
 
-def quantize_int8(path: Path, output: Path, batches: Iterable[np.ndarray]) -> Path:
-    """The path `output` of the network at `path` with 8-bit weights and activations.
+def quantize(path: str | Path, output: str | Path, batches: Iterable[np.ndarray]) -> Path:
+    """Write the network at `path` to `output` with 8-bit weights and activations; returns `output`.
 
-    Each channel of a weight has a scale of its own, each activation one for the smallest and the
-    largest value that it takes in `batches`. Both are unsigned: with signed weights, processors
-    without VNNI instructions would clip sums of two products, or weights could use 7 bits only.
+    Each channel of a weight has its own scale; the scale of an activation follows from its smallest
+    and largest value in `batches`. Both are unsigned: with signed weights, processors without VNNI
+    instructions would clip sums of two products, or weights could use 7 bits only.
     """
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    # Beside the output, whose place it takes when it is whole.
+    path, output = Path(path), Path(output)
+    # Next to the output, which it replaces when it is complete.
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".unfinished-") as folder, _quiet():
         prepared, written = Path(folder) / "prepared.onnx", Path(folder) / output.name
-        # Shapes are in the file already, as PyTorch's exporter wrote them.
+        # PyTorch's exporter has written the shapes already.
         quant_pre_process(path, prepared, skip_symbolic_shape=True)
         quantization.quantize_static(
             prepared,
             written,
-            _reader(path, batches),
+            _calibration_reader(path, batches),
             quant_format=quantization.QuantFormat.QDQ,
             per_channel=True,
             activation_type=quantization.QuantType.QUInt8,
@@ -44,12 +45,12 @@ def quantize_int8(path: Path, output: Path, batches: Iterable[np.ndarray]) -> Pa
     return output
 
 
-def _reader(path: Path, batches: Iterable[np.ndarray]) -> CalibrationDataReader:
+def _calibration_reader(path: Path, batches: Iterable[np.ndarray]) -> CalibrationDataReader:
     from onnxruntime.quantization import CalibrationDataReader
 
-    from .run import session
+    from .run import open_session
 
-    name = session(path).get_inputs()[0].name
+    name = open_session(path).get_inputs()[0].name
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
@@ -64,7 +65,7 @@ def _reader(path: Path, batches: Iterable[np.ndarray]) -> CalibrationDataReader:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what onnxruntime tells the root logger of its own defaults."""
+    """Silences onnxruntime's notes on its own defaults, which go to the root logger."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.ERROR)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from skipless.models import create_model
 from skipless.models.create import parse_name
-from skipless.onnx.export import demand_batch
+from skipless.onnx.writer import require_batch
 from skipless.record import RUN, Record
 from skipless.torch.normalize import normalize_per_sample
 from skipless.train.arrays import ArraySplit
@@ -340,7 +340,7 @@ def _require_one_output(path: str, model: nn.Module, example: Tensor, data: Data
             f"{path} must return one tensor, got {type(outputs).__name__}. Wrap it in a module "
             "that does."
         )
-    demand_batch(model, example, path)
+    require_batch(model, example, path)
     if isinstance(data, Data) and outputs.shape[1:] != (data.num_classes,):
         raise ValueError(
             f"{path} must have one output for each of the {data.num_classes} classes of "

@@ -19,10 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skipless.onnx.export import demand_onnx, export_onnx, write_onnx
-from skipless.onnx.graph import UnknownShapeError, best_schedule, read_onnx
-from skipless.onnx.int8 import quantize_int8
-from skipless.onnx.run import latencies, measured_peak, output, session
+from skipless.onnx import export, quantize, read
+from skipless.onnx.graph import UnknownShapeError, best_schedule
+from skipless.onnx.run import (
+    measure_latencies,
+    measure_peak_memory,
+    open_session,
+    run_session,
+)
+from skipless.onnx.writer import require_onnx, write
 from skipless.record import write_atomically
 from skipless.report.page import write_sections_page
 from skipless.report.sections import Section, Verdict, escape_markdown, markdown, section_text
@@ -133,10 +138,10 @@ def measure_accuracy(
     paths: Mapping[str, Path], batches: Iterable[tuple[np.ndarray, np.ndarray]]
 ) -> dict[str, Accuracy]:
     """The accuracy of each file on the same samples."""
-    sessions = [session(path) for path in paths.values()]
+    sessions = [open_session(path) for path in paths.values()]
     right, same, samples = [0] * len(sessions), [0] * len(sessions), 0
     for images, labels in batches:
-        answers = [output(running, images).argmax(1) for running in sessions]
+        answers = [run_session(running, images).argmax(1) for running in sessions]
         samples += len(labels)
         for number, answer in enumerate(answers):
             right[number] += int((answer == labels).sum())
@@ -151,7 +156,7 @@ def deploy(
     candidate: Candidate, request: DeployRequest, on_step: OnStep = lambda step: None
 ) -> Deployment:
     """Writes the files of `candidate` and measures them; `on_step` hears of every step."""
-    demand_onnx()
+    require_onnx()
     if request.int8 and isinstance(candidate.data, Missing):
         raise ValueError(
             f"--int8 needs data for calibration, but there is none: {candidate.data}. Drop --int8 "
@@ -182,7 +187,7 @@ class _Files:
         folded = fold(model, self.batch)
         self._write_original(model)
         self.on_step("exporting the folded network")
-        path = export_onnx(model, self.batch, self.request.output / "model.onnx")
+        path = export(model, self.batch, self.request.output / "model.onnx")
         self._add(FOLDED, "folded", path, folded)
         difference, largest = self._compare_outputs(model, path)
         accuracy = self._quantize(folded)
@@ -212,7 +217,7 @@ class _Files:
         self.on_step("exporting the network as it is")
         path = self.scratch / "original.onnx"
         try:
-            write_onnx(copy.deepcopy(model), torch.cat([self.batch, self.batch]), path)
+            write(copy.deepcopy(model), torch.cat([self.batch, self.batch]), path)
         except RuntimeError as error:  # the folded one may export nevertheless
             self.missing[ORIGINAL] = Missing(str(error))
         else:
@@ -225,7 +230,7 @@ class _Files:
             return
         self.on_step(f"exporting {other.name}")
         model, batch = other.model.eval(), other.examples(self.request.batch_size)
-        path = export_onnx(model, batch, self.scratch / "against.onnx")
+        path = export(model, batch, self.scratch / "against.onnx")
         self._add(BASELINE, other.description, path, fold(model, batch))
 
     def _quantize(self, folded: nn.Module) -> dict[str, Accuracy]:
@@ -243,7 +248,7 @@ class _Files:
         else:
             self.on_step("quantising")
             samples = load_batches(data.train, normalize, _CALIBRATION)
-            quantize_int8(before, path, (images for images, _ in samples))
+            quantize(before, path, (images for images, _ in samples))
             self._add(INT8, "INT8", path, folded)
         self.on_step("validating")
         kinds = [kind for kind in (FOLDED, INT8) if kind in self.paths]
@@ -254,14 +259,14 @@ class _Files:
         """The largest difference between a file and its model, and the largest output."""
         with torch.no_grad():
             expected = model(self.batch)
-        found = torch.from_numpy(output(session(path), self.batch.numpy()))
+        found = torch.from_numpy(run_session(open_session(path), self.batch.numpy()))
         return float((found - expected).abs().max()), float(expected.abs().max())
 
     def _measure_files(self) -> dict[str, FileMetrics]:
         times = {}
         for threads in dict.fromkeys((1, cores())):
             self.on_step(f"timing on {threads} thread{'s' * (threads > 1)}")
-            times[threads] = latencies(
+            times[threads] = measure_latencies(
                 self.paths, self.batch.numpy(), threads=threads, seconds=self.request.seconds
             )
         figures = {}
@@ -272,7 +277,7 @@ class _Files:
 
     def _measure_file(self, kind: str, latency: Mapping[int, float]) -> FileMetrics:
         path = self.paths[kind]
-        graph, _ = read_onnx(path, self.request.batch_size)
+        graph = read(path, self.request.batch_size)
         parts = (path, path.with_name(path.name + ".data"))
         disk = sum(part.stat().st_size for part in parts if part.exists())
         metrics = FileMetrics(self.names[kind], self.parameters[kind], graph.kinds, disk, latency)
@@ -289,7 +294,7 @@ class _Files:
         return replace(
             metrics,
             peak_memory=schedule.peak,
-            measured_peak_memory=measured_peak(path, schedule, self.batch.numpy()),
+            measured_peak_memory=measure_peak_memory(path, schedule, self.batch.numpy()),
             best_order=schedule.optimal,
         )
 

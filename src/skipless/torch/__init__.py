@@ -50,4 +50,7 @@ __all__ = [
     "transposed_delta_",
 ]
 
-__getattr__ = renamed_names(__name__, {"activation": "skipless.torch.function"})
+__getattr__ = renamed_names(
+    __name__,
+    {"activation": "skipless.torch.function", "export_onnx": "skipless.onnx.export"},
+)
