@@ -58,7 +58,7 @@ def test_fold_is_the_recursion_of_the_recipe(graph: Graph, name: str) -> None:
     assert fold(graph, r, x) == pytest.approx(value(graph, (0, graph.output), r, x), abs=1e-12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(graphs(), piecewise_linear(), st.floats(-2.0, 2.0))
 def test_maximum_is_the_largest_of_all_subnetworks(graph: Graph, r: Function, x: float) -> None:
     found = list(subnetworks(graph)) or [(0, 0)]

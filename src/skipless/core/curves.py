@@ -144,7 +144,7 @@ def nearest_transformation(
     best = level[[np.argmin(np.abs(np.log(alpha[level])))]]
     width = 1e-2 * (np.abs(beta[best]) + alpha[best])
     bracket = np.stack([beta[best] - width, beta[best] + width], axis=1)
-    shift = _bisect(activation, conditions, alpha[best], bracket, halvings=60)
+    shift = _zeros(activation, conditions, alpha[best], bracket, halvings=60)
     return _transformations_at(activation, conditions, alpha[best], shift)[0]
 
 
@@ -158,14 +158,16 @@ def trace_curves(activation: Activation, conditions: Conditions) -> tuple[Curve,
 
 def _rank(
     curve: Curve, activation: Activation, conditions: Conditions
-) -> tuple[float, float, bool]:
+) -> tuple[float, float, float, bool]:
     """A sort key for curves: the distortion in a deep network, then the canonical form."""
     deep = next(_transformations_on(curve, activation, conditions, _DEEP), None)
     if deep is None:
-        return math.inf, -float(np.ptp(curve.reading)), bool(curve.beta[0] < 0.0)
-    bend = distortion(activation, (deep.alpha, deep.beta, deep.gamma, deep.delta))
+        bend, span, beta = math.inf, float(np.ptp(curve.reading)), float(curve.beta[0])
+    else:
+        bend = distortion(activation, (deep.alpha, deep.beta, deep.gamma, deep.delta))
+        span, beta = 0.0, deep.beta
     # Mirror images agree to rounding error; five digits make them equal.
-    return float(f"{bend:.4e}"), float(f"{abs(deep.beta):.4e}"), deep.beta < 0.0
+    return float(f"{bend:.4e}"), -float(f"{span:.4e}"), float(f"{abs(beta):.4e}"), beta < 0.0
 
 
 def _curves(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]:
@@ -180,7 +182,7 @@ def _curves(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]
         return ()
     index = np.array(rows, np.intp)
     alpha = _ALPHAS[index]
-    beta = _bisect(activation, conditions, alpha, np.array(brackets))
+    beta = _zeros(activation, conditions, alpha, np.array(brackets))
     m = moments(activation, alpha, beta)
     with np.errstate(all="ignore"):
         sound = np.abs(_balance(conditions, m)) < 1e-2  # else a jump, not a zero
@@ -221,22 +223,32 @@ def _balance(conditions: Conditions, m: Moments) -> Array:
     return np.where(noise, np.nan, f)
 
 
-def _bisect(
+def _zeros(
     activation: Activation,
     conditions: Conditions,
     alpha: Array,
     bracket: Array,
     halvings: int = 10,
+    secants: int = 0,
 ) -> Array:
-    """Zeros of `balance` in β within each bracket."""
+    """Zeros of `balance` in β within each bracket, by bisection and then by the secant."""
+
+    def balance(beta: Array) -> Array:
+        return _balance(conditions, moments(activation, alpha, beta, bending=False))
+
     low, high = bracket[:, 0], bracket[:, 1]
-    f_low = _balance(conditions, moments(activation, alpha, low, bending=False))
-    for _ in range(halvings):
+    f_low, f_high = balance(low), np.full_like(low, np.nan)
+    for step in range(halvings + secants):
         middle = 0.5 * (low + high)
-        f = _balance(conditions, moments(activation, alpha, middle, bending=False))
+        if step >= halvings:
+            with np.errstate(all="ignore"):
+                secant = low - f_low * (high - low) / (f_high - f_low)
+            middle = np.where((low <= secant) & (secant <= high), secant, middle)
+        f = balance(middle)
         left = f * f_low > 0.0
         low, high = np.where(left, middle, low), np.where(left, high, middle)
-    return 0.5 * (low + high)
+        f_low, f_high = np.where(left, f, f_low), np.where(left, f_high, f)
+    return np.where(np.abs(f_low) < np.abs(f_high), low, high) if secants else 0.5 * (low + high)
 
 
 def _link(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[Curve, ...]:
@@ -337,7 +349,7 @@ def _crests(
             middle = np.asarray(np.interp(finer, log_alpha, shift), np.float64)
             width = 0.3 * float(np.ptp(shift)) + 1e-2 * (0.2 + alpha)
             bracket = np.stack([middle - width, middle + width], axis=1)
-            beta = _bisect(activation, conditions, alpha, bracket, halvings=40)
+            beta = _zeros(activation, conditions, alpha, bracket, halvings=16, secants=3)
             m = moments(activation, alpha, beta)
             with np.errstate(all="ignore"):
                 sound = np.abs(_balance(conditions, m)) < 1e-6

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -31,6 +31,7 @@ _EDGES = np.concatenate([[-38.0, -28.0, -20.0, -15.0], _CENTRE, [15.0, 20.0, 28.
 # nodes beyond |z| = 9 weigh less than rounding error.
 _MOMENT_REACH = 9.0
 _MOMENT_EDGES = _CENTRE[np.abs(_CENTRE) <= _MOMENT_REACH]
+_BLOCK = 40  # rows at a time, so that their arrays fit into the cache
 # The same panels moved, to check convergence: a kink just beside the end of a panel, which no node
 # sees, lies in the middle of a moved panel.
 _MOVED_EDGES = np.concatenate([[_EDGES[0]], _EDGES[1:-1] + 0.6, [_EDGES[-1]]])
@@ -174,7 +175,7 @@ def pair_expectation(
     )
     z1, w1 = rule(outer_ends[np.abs(outer_ends) < _REACH], _CENTRE, halvings)
     total = 0.0
-    for some in np.array_split(np.arange(z1.size), 1 + z1.size * 2**halvings // 8192):
+    for some in np.array_split(np.arange(z1.size), 1 + z1.size * 2**halvings // _BLOCK):
         ends = (g_ends - c * z1[some, None]) / s
         z, w = rule(ends[:, np.any(np.abs(ends) < _REACH, axis=0)], _CENTRE, halvings)
         inner = np.sum(w * g(c * z1[some, None] + s * z), axis=-1)
@@ -254,7 +255,13 @@ class Moments:
 
 
 def moments(activation: Activation, alpha: Array, beta: Array, *, bending: bool = True) -> Moments:
-    """The moments of φ(αz + β), for α > 0 and β of one shape; `bending` is NaN if left out."""
+    """The moments of φ(αz + β), for α > 0 and β of one shape; NaN for `bending` if left out."""
+    if alpha.ndim == 1 and alpha.size > _BLOCK:
+        count = math.ceil(alpha.size / _BLOCK)
+        blocks = zip(np.array_split(alpha, count), np.array_split(beta, count), strict=True)
+        parts = [moments(activation, a, b, bending=bending) for a, b in blocks]
+        every = zip(*(astuple(part) for part in parts), strict=True)
+        return Moments(*(np.concatenate(each) for each in every))
     z, w = _moment_rule(activation, alpha, beta)
     return _moments_at_nodes(activation, alpha, beta, z, w, bending=bending)
 
