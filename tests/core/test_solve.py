@@ -123,6 +123,12 @@ def test_dks_for_a_clipped_line_works_where_layers_are_steep(name: str) -> None:
         solve(chain(50), DKS(1.5), name)
 
 
+@pytest.mark.parametrize(("name", "centre"), [("hard_tanh", 0), ("hard_sigmoid", 0), ("relu6", 3)])
+def test_of_mirror_images_the_smallest_shift_is_taken_then_the_positive_one(name, centre) -> None:
+    beta = number(solve(chain(3), DKS(10.0), name).input_shift)
+    assert beta > 0.0 if centre == 0 else abs(beta) < abs(2 * centre - beta)
+
+
 @pytest.mark.parametrize("name", ["tanh", "sigmoid", "erf", "softsign", "atan", "asinh"])
 def test_bounded_or_odd_activations_reach_every_zeta_at_every_depth(name: str) -> None:
     for zeta, depth in ((1.1, 10_000), (100.0, 2), (100.0, 10_000), (10.0, 7)):
