@@ -302,7 +302,7 @@ def test_the_page_has_the_c_map_of_every_activation_as_core_does(browser: Browse
 
 
 class Listening(SimpleHTTPRequestHandler):
-    """Serves files, and notes what it was asked for."""
+    """Serves files, and records the requested paths."""
 
     asked: list[str]
 

@@ -1,4 +1,4 @@
-"""The mistakes that newcomers make: each is told what was asked, what was found, and what to do."""
+"""Mistakes that newcomers make: each error says what is required, what it got and what to do."""
 # pyright: reportArgumentType=false
 
 import numpy as np

@@ -1,4 +1,4 @@
-// The page: reads the controls into a state, solves for it, and redraws everything.
+// What the page shows: controls become a state, the state is solved, and the page is redrawn.
 "use strict";
 
 const METHODS = ["tat", "dks", "eoc", "plain"];

@@ -23,7 +23,7 @@ def plain_resnet(blocks: int, weights=(1.0, 1.0)) -> Graph:
     return b.build()
 
 
-def first_kind(blocks: int) -> Graph:
+def post_activation_resnet(blocks: int) -> Graph:
     """Blocks that end in an activation, φ(x + R(x))."""
     b = GraphBuilder()
     x = b.activation(b.affine(b.input()))
@@ -149,8 +149,8 @@ def test_terms_of_weight_zero_are_gone_and_what_only_they_need_is_dead() -> None
     assert reweight(graph, {6: (1.0, 0.0)}).live == frozenset({0, 1, 6})
 
 
-def test_blocks_of_the_first_kind_become_blocks_of_the_second() -> None:
-    graph = first_kind(3)
+def test_post_activation_blocks_become_pre_activation_blocks() -> None:
+    graph = post_activation_resnet(3)
     found = to_residual_form(graph)
     b = GraphBuilder()
     u = b.affine(b.input())
