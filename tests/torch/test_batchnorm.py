@@ -86,12 +86,12 @@ class Shared(nn.Module):
 @pytest.mark.parametrize(
     ("model", "shape", "told"),
     [
-        (Shortcut(), (3, 4, 4), "before stays a BatchNorm, for first is read by others as well"),
-        (Shared(), (3,), "norm stays a BatchNorm, for the weights of layer are used elsewhere"),
+        (Shortcut(), (3, 4, 4), "before stays a BatchNorm: first has other readers"),
+        (Shared(), (3,), "norm stays a BatchNorm: the weights of layer are used elsewhere"),
         (
             nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(3)),
             (3, 4),
-            "1 stays a BatchNorm, for it does not normalise what 0 puts out",
+            "1 stays a BatchNorm: it does not normalise the outputs of 0",
         ),
     ],
 )
@@ -154,11 +154,11 @@ def computed(how: str) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "told"),
     [
-        (Tied("layer"), "norm stays a BatchNorm, for the weights of first are used elsewhere"),
-        (Tied("read"), "norm stays a BatchNorm, for the weights of first are used elsewhere"),
-        (computed("hook"), "1 stays a BatchNorm, for no layer comes right before it"),
-        (computed("parametrisation"), "1 stays a BatchNorm, for no layer comes right before it"),
-        (Function(), "batch_norm stays a BatchNorm, for it is a function, not a module"),
+        (Tied("layer"), "norm stays a BatchNorm: the weights of first are used elsewhere"),
+        (Tied("read"), "norm stays a BatchNorm: the weights of first are used elsewhere"),
+        (computed("hook"), "1 stays a BatchNorm: no layer comes right before it"),
+        (computed("parametrisation"), "1 stays a BatchNorm: no layer comes right before it"),
+        (Function(), "batch_norm stays a BatchNorm: it is a function, not a module"),
     ],
     ids=["tied", "read", "hook", "parametrisation", "function"],
 )
@@ -175,5 +175,5 @@ def test_a_batch_norm_without_statistics_stays() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), norm).double().eval()
     x = torch.randn(3, 3, 4, 4, dtype=torch.float64)
     torch.testing.assert_close(fold(model, x)(x), model(x), rtol=0.0, atol=1e-12)
-    told = ("1 stays a BatchNorm, for it normalises by the batch at hand",)
+    told = ("1 stays a BatchNorm: it normalises by each batch's own statistics",)
     assert fold(model, x).meta["remaining"] == told

@@ -409,7 +409,7 @@ def test_negative_scales_stay_where_they_are() -> None:
         *(nn.Conv2d(3, 4, 1), act, nn.MaxPool2d(2), nn.Conv2d(4, 4, 1), trelu(), nn.Conv2d(4, 1, 1))
     )
     folded = folded_alike(model, torch.randn(2, 3, 6, 6))
-    assert folded.meta["remaining"] == ("1 keeps its constants, for a scale of it is not positive",)
+    assert folded.meta["remaining"] == ("1 keeps its constants: one of its scales is not positive",)
 
 
 def test_loaded_constants_are_the_ones_that_are_folded() -> None:
@@ -585,7 +585,7 @@ def test_contradicting_equations_are_refused_and_the_others_hold() -> None:
         (4.0, ((1.0, "a"), (3.0, "b"))),
         (7.0, ((1.0, "d"), (1.0, "d"))),
     ]
-    assert [equations.take(value, *terms) for value, terms in asked] == [True] * 3 + [False, True]
+    assert [equations.add(value, *terms) for value, terms in asked] == [True] * 3 + [False, True]
     values = equations.values()
     for value, terms in (*asked[:3], asked[4]):
         assert math.isclose(sum(c * values[u] for c, u in terms), value)
@@ -596,7 +596,7 @@ def test_a_model_that_looks_at_its_input_asks_to_be_converted_first() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(ValueError, match=r"Looks was to be read by torch\.fx.*`convert` returns"):
+    with pytest.raises(ValueError, match=r"torch\.fx failed on Looks: .*the result of `convert`"):
         fold(Looks())
 
 
@@ -615,7 +615,9 @@ def test_a_tensor_that_is_read_after_it_was_overwritten_is_an_error(how: str) ->
                 y = x.add_(1.0) if how == "method" else x.view(-1, 5).add_(1.0)
             return self.act(x) + y
 
-    with pytest.raises(ValueError, match="overwrites first, which act reads afterwards"):
+    with pytest.raises(
+        ValueError, match=r"overwrites first in place before act reads it\. Use inplace=False"
+    ):
         fold(Overwrites())
 
 
@@ -739,7 +741,7 @@ def test_an_example_without_a_batch_is_refused(
 def test_an_example_that_does_not_fit_is_refused_without_a_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(ValueError, match=r"Sequential was .* shape \(2, 5\), but cannot read it"):
+    with pytest.raises(ValueError, match=r"Sequential fails on the example of shape \(2, 5\): "):
         fold(nn.Sequential(nn.Linear(6, 2)), torch.zeros(2, 5))
     assert capsys.readouterr().err == ""
 

@@ -1,10 +1,6 @@
-"""Shaped networks as plain ones: constants and BatchNorms folded into weights.
+"""`fold`: constants and BatchNorms of a shaped network moved into its weights.
 
-`gauges` decides where each constant goes; here the graph is rewritten accordingly.
-
-The graph of a shaped network rewritten, node by node, in the gauges that were found for it.
-
-BatchNorm taken into the layer before it, which in evaluation mode is an affine function, too.
+`gauges` decides where each constant goes; here BatchNorms are absorbed and the graph is rewritten.
 """
 
 from __future__ import annotations
@@ -24,14 +20,14 @@ from skipless.core.activations import activation as core_activation
 
 from .activations import ShapedActivation
 from .gauges import (
-    SAME,
-    Affine,
+    TOLERANCE,
+    AffineLayer,
     Gauge,
     Opaque,
-    Plus,
     Role,
-    Shaped,
-    Times,
+    ScaleBy,
+    ShapedLayer,
+    ShiftBy,
     Unknown,
     argument,
     inputs,
@@ -67,11 +63,144 @@ _NATIVE: dict[str, Callable[..., nn.Module]] = {
     "tanh_shrink": nn.Tanhshrink,
 }
 _PROBE = torch.linspace(-30.0, 30.0, 241, dtype=torch.float64)
+# Operations that may return the memory of their input under another shape.
+_VIEWS = {
+    *("view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze", "contiguous"),
+    *("detach", "alias", "expand", "slice", "select", "narrow", "getitem", "chunk", "split"),
+    *("dropout", nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout2d),
+}
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_FX_ERRORS = (AssertionError, AttributeError, NameError, RuntimeError, TypeError, ValueError)
+
+
+def fold(model: nn.Module, example: Tensor | None = None) -> fx.GraphModule:
+    r"""A plain network with the same outputs, its constants folded into the layers around them.
+
+    Of $s_o\,(\varphi(s_i x + b_i) + b_o)$ only φ remains, as PyTorch's own module: `nn.LeakyReLU`
+    for a `TReLU`. The layer before absorbs $s_i$ and $b_i$, the layers after it $s_o$ and $b_o$,
+    through reshapes, pools, sums, concatenations and factors in between; the scale of a rectifier
+    may go either way. The layer right before a BatchNorm absorbs it, if nothing else reads that
+    layer. Parameters keep their names; layers without a bias may gain one.
+
+    `folded.meta["remaining"]` lists what could not be folded: a constant between a tensor and a
+    reader that needs it unchanged, such as the network's output, or a layer whose two calls need it
+    differently; a shift before a convolution that pads with zeros, or before most transposed ones,
+    because its effect differs at the border; an activation for which PyTorch has no module; and a
+    BatchNorm after a sum, as in a pre-activation (v2) ResNet, where the shortcut needs its input.
+
+    Args:
+        model: Left as it is; the result is a copy in evaluation mode.
+        example: A batch of inputs. A BatchNorm after an `nn.Linear` is folded if this shows that it
+            normalises the last dimension.
+
+    >>> from skipless.torch.activations import TReLU
+    >>> folded = fold(nn.Sequential(nn.Linear(3, 3), TReLU(0.5), nn.Linear(3, 1)))
+    >>> folded.get_submodule("1"), folded.meta["remaining"]
+    (LeakyReLU(negative_slope=0.5), ())
+    """
+    traced = _trace(model)
+    if example is not None:
+        _record_shapes(traced, example)
+    _remove_in_place(traced)
+    norms = absorb_batch_norms_(traced)
+    roles = read_roles(traced)
+    rewriter = Rewriter(traced, roles, solve_gauges(roles))
+    for node in roles:
+        rewriter.visit(node)
+    rewriter.finish()
+    folded = fx.GraphModule(traced, traced.graph, type(model).__name__)
+    folded.meta["remaining"] = (*norms, *rewriter.remaining)
+    return folded
+
+
+def _trace(model: nn.Module) -> fx.GraphModule:
+    """A copy of `model` as a graph, in evaluation mode."""
+    model = copy.deepcopy(model).eval()
+    if isinstance(model, fx.GraphModule):
+        return model
+    tracer = _Tracer()
+    try:
+        graph = tracer.trace(model)
+    except _FX_ERRORS as error:
+        raise ValueError(
+            f"torch.fx failed on {type(model).__name__}: {error}. Fold the result of `convert`, "
+            "which is a graph already, or remove decisions that depend on the input's values or "
+            "shape from `forward`."
+        ) from error
+    return fx.GraphModule(tracer.root, graph, type(model).__name__)
+
+
+def _record_shapes(traced: fx.GraphModule, example: Tensor) -> None:
+    try:
+        # ShapeProp prints the traceback of what it raises.
+        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
+            ShapeProp(traced).propagate(example)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{type(traced).__name__} fails on the example of shape {tuple(example.shape)}: "
+            f"{error.__cause__ or error}. Pass a batch of its inputs."
+        ) from error
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, ShapedActivation) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _remove_in_place(model: fx.GraphModule) -> None:
+    """Make every operation return a new tensor; raise if an overwritten one is read again.
+
+    Once a factor of 1 is dropped, a write into the product would be a write into its source.
+    """
+    position = {node: i for i, node in enumerate(model.graph.nodes)}
+    memory: dict[fx.Node, fx.Node] = {}  # the node whose memory each one shares
+    for node in model.graph.nodes:
+        source = next(iter(node.all_input_nodes), node)
+        in_place = source is not node and _writes_in_place(model, node)
+        views = in_place or plain_operation(node) in _VIEWS or type(module(model, node)) in _VIEWS
+        memory[node] = memory[source] if views else node
+        if not in_place:
+            continue
+        for older in (older for older in memory if older is not node):
+            late = [user for user in older.users if position[user] > position[node]]
+            if late and memory[older] is memory[source]:
+                raise ValueError(
+                    f"Cannot fold: {node.name} overwrites {older.name} in place before "
+                    f"{late[0].name} reads it. Use inplace=False, or the function without the "
+                    "trailing underscore."
+                )
+        _make_functional(model, node)
+
+
+def _writes_in_place(model: fx.GraphModule, node: fx.Node) -> bool:
+    name = operation(node)
+    named = name.endswith("_") and not name.endswith("__")
+    called = node.op in ("call_function", "call_method")
+    return (
+        getattr(module(model, node), "inplace", False)
+        or node.kwargs.get("inplace") is True
+        or (called and named)
+    )
+
+
+def _make_functional(model: fx.GraphModule, node: fx.Node) -> None:
+    """Replace an in-place operation by its out-of-place variant."""
+    target, name = node.target, plain_operation(node)
+    if (found := module(model, node)) is not None:
+        found.inplace = False  # pyright: ignore[reportArgumentType]
+    elif "inplace" in node.kwargs:
+        node.update_kwarg("inplace", False)
+    elif isinstance(target, torch._ops.OpOverload):
+        node.target = out_of_place(target)
+    elif isinstance(target, str):
+        node.target = name
+    else:
+        node.target = getattr(torch, name, None) or getattr(F, name)
 
 
 @dataclass
-class Rewriting:
-    """A graph on its way from the shaped network to the plain one, node by node."""
+class Rewriter:
+    """Rewrites the graph of a shaped network, node by node, in the gauges found for it."""
 
     model: fx.GraphModule
     roles: Mapping[fx.Node, Role]
@@ -85,30 +214,31 @@ class Rewriting:
         role = self.roles[node]
         for source in dict.fromkeys(inputs(role)):
             wanted = self.gauges[slot(node, role, source)]
-            node.replace_input_with(source, self._in_gauge(source, wanted, node))
+            node.replace_input_with(source, self._read_in_gauge(source, wanted, node))
         match role:
-            case Affine() if role.weight not in self.done:
+            case AffineLayer() if role.weight not in self.done:
                 self._absorb(role)
                 self.done.add(role.weight)
-            case Shaped() if (path := str(node.target)) not in self.done:
+            case ShapedLayer() if (path := str(node.target)) not in self.done:
                 self._replace_activation(path, role.activation)
                 self.done.add(path)
-            case Times() | Plus():
-                self._renumber(node, role)
+            case ScaleBy() | ShiftBy():
+                self._update_constant(node, role)
             case Opaque() if isinstance(module(self.model, node), ShapedActivation):
-                why = "for a scale of it is not positive"
-                self.remaining.append(f"{node.target} keeps its constants, {why}")
+                self.remaining.append(
+                    f"{node.target} keeps its constants: one of its scales is not positive"
+                )
             case _:
                 pass
-        if isinstance(role, Affine) and node.op != "call_module":
+        if isinstance(role, AffineLayer) and node.op != "call_module":
             self._connect_bias(node, role.bias)
 
-    def _in_gauge(self, source: fx.Node, wanted: Gauge, reader: fx.Node) -> fx.Node:
-        """`source` as `reader` wants it, which takes explicit operations if they disagree."""
+    def _read_in_gauge(self, source: fx.Node, wanted: Gauge, reader: fx.Node) -> fx.Node:
+        """`source` in the gauge that `reader` wants, by explicit operations if they disagree."""
         written = self.gauges[source]
         factor = written.scale / wanted.scale
         number = (written.shift - wanted.shift) / wanted.scale
-        scaled, shifted = abs(factor - 1.0) > SAME, abs(number) > SAME
+        scaled, shifted = abs(factor - 1.0) > TOLERANCE, abs(number) > TOLERANCE
         if not (scaled or shifted):
             return source
         key = (source, factor, number)
@@ -124,8 +254,8 @@ class Rewriting:
             self.converted[key] = result
         return self.converted[key]
 
-    def _absorb(self, layer: Affine) -> None:
-        """Give `layer` the weights that read one gauge and write another."""
+    def _absorb(self, layer: AffineLayer) -> None:
+        """Change the weights of `layer` to read and write its gauges."""
         read = self.gauges[(layer.weight, "input")]
         write = self.gauges[(layer.weight, "output")]
         weight = parameter(self.model, layer.weight)
@@ -145,7 +275,7 @@ class Rewriting:
             setattr(self.model.get_submodule(owner), name, new)
 
     def _connect_bias(self, node: fx.Node, bias: str) -> None:
-        """Pass a bias that was made by `_absorb` to a layer that is a function."""
+        """Pass a bias that `_absorb` made to a layer that is a function."""
         if argument(node, 2, "bias") is not None or parameter(self.model, bias) is None:
             return
         with self.model.graph.inserting_before(node):
@@ -156,30 +286,30 @@ class Rewriting:
             node.update_kwarg("bias", made)
 
     def _replace_activation(self, path: str, shaped: ShapedActivation) -> None:
-        plain = _native(shaped)
+        plain = _native_module(shaped)
         if plain is None:
             plain = ShapedActivation(shaped.function)
             self.remaining.append(f"{path} stays a ShapedActivation of {shaped.name}, unscaled")
         self.model.set_submodule(path, plain.eval())
 
-    def _renumber(self, node: fx.Node, role: Times | Plus) -> None:
-        """Change the number in a multiplication or addition, and drop it if it does nothing."""
+    def _update_constant(self, node: fx.Node, role: ScaleBy | ShiftBy) -> None:
+        """Change the number in a multiplication or addition; drop it if it has no effect."""
         read, write = self.gauges[role.input], self.gauges[node]
-        if isinstance(role, Times):
+        if isinstance(role, ScaleBy):
             function, nothing, before = torch.mul, 1.0, role.factor
             number = role.factor * read.scale / write.scale
         else:
             function, nothing, before = torch.add, 0.0, role.number
             number = (read.shift + role.number - write.shift) / write.scale
-        if abs(number - nothing) <= SAME:
+        if abs(number - nothing) <= TOLERANCE:
             self.dropped[node] = role.input
-        elif abs(number - before) > SAME:
-            # The node stays the same one, for its readers know their sources by identity.
+        elif abs(number - before) > TOLERANCE:
+            # The node itself stays, because its readers know their sources by identity.
             node.op, node.target = "call_function", function
             node.args, node.kwargs = (role.input, number), {}
 
     def finish(self) -> None:
-        """Take out what does nothing any more."""
+        """Remove nodes without effect."""
         for node, source in self.dropped.items():
             node.replace_all_uses_with(source)
             self.model.graph.erase_node(node)
@@ -192,39 +322,36 @@ def _label(node: fx.Node) -> str:
     return str(node.target) if node.op == "call_module" else node.name
 
 
-def _native(shaped: ShapedActivation) -> nn.Module | None:
-    """PyTorch's module of the plain φ, if there is one that gives the same values."""
+def _native_module(shaped: ShapedActivation) -> nn.Module | None:
+    """PyTorch's module for the plain φ, if one has the same values."""
     slope = shaped.constants.get("negative_slope")
     if slope is not None:
         return nn.LeakyReLU(slope) if slope != 0.0 else nn.ReLU()
     try:
         phi = core_activation(shaped.name)
-    except ValueError:  # the name of a function of the user's own
+    except ValueError:  # a function of the user's own
         return None
     name = phi.family or phi.name
     if name not in _NATIVE:
         return None
     native = _NATIVE[name](**phi.family_arguments)
-    # The name may be that of a function of the user's own.
+    # A function of the user's own may have the same name.
     same = torch.allclose(native(_PROBE), shaped.function(_PROBE), rtol=0.0, atol=1e-8)
     return native if same else None
 
 
 def _response_to_ones(weight: Tensor, transposed_groups: int | None) -> Tensor:
-    """What a layer without bias gives for an input of ones, far from any padding."""
+    """The output of a layer without bias for an input of ones, far from any padding."""
     if transposed_groups is None:
         return weight.flatten(1).sum(1)
     grouped = weight.unflatten(0, (transposed_groups, -1)).flatten(3)
     return grouped.sum((1, 3)).flatten()
 
 
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
 def absorb_batch_norms_(model: fx.GraphModule) -> list[str]:
-    r"""What could not be done: every BatchNorm that stays, and why.
+    r"""Move BatchNorms into the layers before them; returns which ones stay, and why.
 
-    A layer $Wx + b$ that is read by nothing but $\gamma\,(y - \mu) / \sigma + \beta$ becomes
+    A layer $Wx + b$ that only a BatchNorm reads, $\gamma\,(y - \mu) / \sigma + \beta$ becomes
     $\frac{\gamma}{\sigma} W x + \frac{\gamma}{\sigma} (b - \mu) + \beta$, computed in float64.
     Graph and layers of `model` are changed.
 
@@ -240,12 +367,12 @@ def absorb_batch_norms_(model: fx.GraphModule) -> list[str]:
     for node in list(model.graph.nodes):
         norm = module(model, node)
         if node.op == "call_function" and plain_operation(node) == "batch_norm":
-            remaining.append(f"{node.name} stays a BatchNorm, for it is a function, not a module")
+            remaining.append(f"{node.name} stays a BatchNorm: it is a function, not a module")
         if type(norm) not in _NORMS:
             continue
         assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
         if (why := _obstacle(model, node, norm)) is not None:
-            remaining.append(f"{node.target} stays a BatchNorm, for {why}")
+            remaining.append(f"{node.target} stays a BatchNorm: {why}")
             continue
         source = node.args[0]
         layer = module(model, source)
@@ -259,18 +386,18 @@ def absorb_batch_norms_(model: fx.GraphModule) -> list[str]:
 def _obstacle(
     model: fx.GraphModule, node: fx.Node, norm: nn.modules.batchnorm._BatchNorm
 ) -> str | None:
-    """Why the layer before cannot take `norm` in, or None if it can."""
+    """Why the layer before cannot absorb `norm`, or None if it can."""
     if norm.running_mean is None or norm.running_var is None:
-        return "it normalises by the batch at hand"
+        return "it normalises by each batch's own statistics"
     source = node.args[0] if node.args else None
     layer = module(model, source) if isinstance(source, fx.Node) else None
     if not isinstance(source, fx.Node) or not _is_affine(layer):
         return "no layer comes right before it"
     if len(source.users) > 1:
-        return f"{source.target} is read by others as well"
+        return f"{source.target} has other readers"
     if norm.num_features != _outputs(layer):
-        return f"it does not normalise what {source.target} puts out"
-    # Of three dimensions a linear layer changes the last one, and BatchNorm the second.
+        return f"it does not normalise the outputs of {source.target}"
+    # Of three dimensions, a linear layer changes the last, and BatchNorm the second.
     if isinstance(layer, nn.Linear) and len(_shape(source)) != 2:
         return f"it is not known to normalise the last dimension of {source.target}"
     if _used_elsewhere(model, layer):
@@ -279,22 +406,22 @@ def _obstacle(
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
-    """The shape of what `node` computes, where an example was run; else none."""
+    """The shape of the output of `node`, if an example was run; else ()."""
     seen = node.meta.get("tensor_meta")
     return tuple(seen.shape) if isinstance(seen, TensorMetadata) else ()
 
 
 def _used_elsewhere(model: fx.GraphModule, layer: nn.Module | None) -> bool:
     calls = [node for node in model.graph.nodes if module(model, node) is layer]
-    others = [p for other in model.modules() if other is not layer for p in _own(other)]
+    others = [p for other in model.modules() if other is not layer for p in _own_parameters(other)]
     stored = [node for node in model.graph.nodes if node.op == "get_attr"]
     others += [p for node in stored if (p := parameter(model, str(node.target))) is not None]
-    return len(calls) > 1 or bool({id(p) for p in others} & {id(p) for p in _own(layer)})
+    return len(calls) > 1 or bool({id(p) for p in others} & {id(p) for p in _own_parameters(layer)})
 
 
 def _is_affine(layer: nn.Module | None) -> bool:
     known = type(layer) is nn.Linear or type(layer) in CONVOLUTIONS or type(layer) in TRANSPOSED
-    # A weight that is itself computed, as under `parametrize`, is not there to be changed.
+    # A computed weight, as under `parametrize`, cannot be changed.
     return known and layer is not None and "weight" in layer._parameters
 
 
@@ -302,7 +429,7 @@ def _outputs(layer: nn.Module | None) -> int:
     return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels  # pyright: ignore
 
 
-def _own(owner: nn.Module | None) -> list[Tensor]:
+def _own_parameters(owner: nn.Module | None) -> list[Tensor]:
     return [] if owner is None else list(owner.parameters(recurse=False))
 
 
@@ -327,141 +454,3 @@ def _absorb_(layer: nn.Module, norm: nn.modules.batchnorm._BatchNorm) -> None:
         scaled = exact(weight) * factor.reshape(-1, *[1] * (weight.ndim - 1))
     weight.data = scaled.to(weight)
     layer.bias = nn.Parameter(added.to(weight), weight.requires_grad)
-
-
-# What may give the memory of its input again, under another shape.
-_VIEWS = {
-    *("view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze", "contiguous"),
-    *("detach", "alias", "expand", "slice", "select", "narrow", "getitem", "chunk", "split"),
-    *("dropout", nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout2d),
-}
-
-
-def fold(model: nn.Module, example: Tensor | None = None) -> fx.GraphModule:
-    r"""A plain network of the same outputs, its constants folded into the layers around them.
-
-    Of $s_o\,(\varphi(s_i x + b_i) + b_o)$ only φ is left, as a module of PyTorch's own: a `TReLU`
-    becomes `nn.LeakyReLU`. The layer before takes $s_i$ and $b_i$, the layers after it $s_o$ and
-    $b_o$, through reshapes, pools, sums, concatenations and factors in between; the scale of a
-    rectifier may go either way. A BatchNorm is taken in by the layer right before it, if nothing
-    else reads that. Parameters keep their names; layers without a bias may gain one.
-    The model itself is left as it is, and the result is in evaluation mode. A BatchNorm behind an
-    `nn.Linear` is folded if an `example` of the input shows that it normalises the last dimension.
-
-    `folded.meta["remaining"]` lists what could not be folded. That is a constant between a tensor
-    and a reader that needs it as it is, such as the network's output, or a layer whose two calls
-    need it differently; a shift before a convolution that pads with zeros, or before most
-    transposed ones, as its effect differs at the border; an activation that PyTorch has no module
-    for; and a BatchNorm behind a sum, as in a ResNet V2, where the shortcut needs what it reads.
-
-    >>> from skipless.torch.activations import TReLU
-    >>> folded = fold(nn.Sequential(nn.Linear(3, 3), TReLU(0.5), nn.Linear(3, 1)))
-    >>> folded.get_submodule("1"), folded.meta["remaining"]
-    (LeakyReLU(negative_slope=0.5), ())
-    """
-    traced = _traced(model)
-    if example is not None:
-        _note_shapes(traced, example)
-    _write_out_of_place(traced)
-    norms = absorb_batch_norms_(traced)
-    roles = read_roles(traced)
-    rewriting = Rewriting(traced, roles, solve_gauges(roles))
-    for node in roles:
-        rewriting.visit(node)
-    rewriting.finish()
-    folded = fx.GraphModule(traced, traced.graph, type(model).__name__)
-    folded.meta["remaining"] = (*norms, *rewriting.remaining)
-    return folded
-
-
-def _traced(model: nn.Module) -> fx.GraphModule:
-    """A copy of `model` as a graph, in evaluation mode."""
-    model = copy.deepcopy(model).eval()
-    if isinstance(model, fx.GraphModule):
-        return model
-    tracer = _Tracer()
-    try:
-        graph = tracer.trace(model)
-    except (
-        AssertionError,
-        AttributeError,
-        NameError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise ValueError(
-            f"{type(model).__name__} was to be read by torch.fx, which failed: {error}. Fold what "
-            "`convert` returns, which is a graph already, or take decisions that depend on the "
-            "input's values or shape out of `forward`."
-        ) from error
-    return fx.GraphModule(tracer.root, graph, type(model).__name__)
-
-
-def _note_shapes(traced: fx.GraphModule, example: Tensor) -> None:
-    try:
-        # ShapeProp prints the traceback of what it raises.
-        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
-            ShapeProp(traced).propagate(example)
-    except RuntimeError as error:
-        raise ValueError(
-            f"{type(traced).__name__} was to be folded with an example of shape "
-            f"{tuple(example.shape)}, but cannot read it: {error.__cause__ or error}. Give it a "
-            "batch of samples."
-        ) from error
-
-
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, ShapedActivation) or super().is_leaf_module(m, module_qualified_name)
-
-
-def _write_out_of_place(model: fx.GraphModule) -> None:
-    """Let every operation give a new tensor, or raise if one that was overwritten is read again.
-
-    Once a factor of 1 is dropped, what wrote into the product would write into its source.
-    """
-    position = {node: i for i, node in enumerate(model.graph.nodes)}
-    memory: dict[fx.Node, fx.Node] = {}  # the first node to hold the numbers of each
-    for node in model.graph.nodes:
-        source = next(iter(node.all_input_nodes), node)
-        in_place = source is not node and _writes_in_place(model, node)
-        views = in_place or plain_operation(node) in _VIEWS or type(module(model, node)) in _VIEWS
-        memory[node] = memory[source] if views else node
-        if not in_place:
-            continue
-        for older in (older for older in memory if older is not node):
-            late = [user for user in older.users if position[user] > position[node]]
-            if late and memory[older] is memory[source]:
-                raise ValueError(
-                    f"fold was to move constants through the graph, but {node.name} overwrites "
-                    f"{older.name}, which {late[0].name} reads afterwards. Write {node.name} out "
-                    "of place (`inplace=False`, or without the trailing underscore)."
-                )
-        _make_functional(model, node)
-
-
-def _writes_in_place(model: fx.GraphModule, node: fx.Node) -> bool:
-    name = operation(node)
-    named = name.endswith("_") and not name.endswith("__")
-    called = node.op in ("call_function", "call_method")
-    return (
-        getattr(module(model, node), "inplace", False)
-        or node.kwargs.get("inplace") is True
-        or (called and named)
-    )
-
-
-def _make_functional(model: fx.GraphModule, node: fx.Node) -> None:
-    """Replace an operation in place by the same out of place."""
-    target, name = node.target, plain_operation(node)
-    if (found := module(model, node)) is not None:
-        found.inplace = False  # pyright: ignore[reportArgumentType]
-    elif "inplace" in node.kwargs:
-        node.update_kwarg("inplace", False)
-    elif isinstance(target, torch._ops.OpOverload):
-        node.target = out_of_place(target)
-    elif isinstance(target, str):
-        node.target = name
-    else:
-        node.target = getattr(torch, name, None) or getattr(F, name)

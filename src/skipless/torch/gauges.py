@@ -1,23 +1,20 @@
-r"""Which multiple of each tensor, and how far moved, a network may compute in its place.
+r"""Where the constants of a shaped network can go: gauges of tensors, and their equations.
 
-A network may keep a tensor $x$ as another one, $p$, with
+A network may store a tensor $x$ as another one, $p$, with
 
 $$x = \text{scale} \cdot p + \text{shift},$$
 
-if whoever reads it knows. The pair is the tensor's *gauge*. An affine layer can be made to read any
-gauge and to write any other, by a change of its weights. A shaped activation, which is
-$s_o\,(\varphi(s_i x + b_i) + b_o)$, is the plain φ if its input has the gauge
-$(1 / s_i, -b_i / s_i)$ and its output $(s_o, s_o b_o)$; a rectifier, being homogeneous, leaves one
-scale free. So the question which constants fold into which weights is a system of linear equations:
-in the logarithms of the scales, and in the shifts. What an operation asks of its own gauges can
-always be met. That a tensor is read in the gauge in which it was written may contradict the rest:
-there, a multiplication or an addition has to remain.
+if its readers know. The pair is the tensor's *gauge*. An affine layer can read any gauge and write
+any other, by a change of its weights. A shaped activation, $s_o\,(\varphi(s_i x + b_i) + b_o)$, is
+the plain φ if its input has the gauge $(1 / s_i, -b_i / s_i)$ and its output $(s_o, s_o b_o)$; a
+rectifier is homogeneous and leaves one scale free. Other operations have a *role*: a reshape passes
+both on, zero-padding and rectifiers only scales, a sum adds shifts, and an unknown operation needs
+the numbers themselves.
 
-What each operation of a network does to a multiple, and to a shift, of its input.
-
-`fold` moves constants through a network. Whether it may depends on no more than this: a reshape
-hands both on, zero-padding and rectifiers only multiples, a sum adds up shifts, an affine layer
-takes in whatever it is given, and what is not known here needs its numbers as they are.
+So which constants fold into which weights is a system of linear equations: in the logarithms of the
+scales, and in the shifts. What an operation requires of its own gauges can always be met. That a
+tensor is read in the gauge in which it is written may contradict the rest: there, a multiplication
+or an addition remains.
 """
 
 from __future__ import annotations
@@ -37,46 +34,47 @@ from .operations import APPROXIMATE_MOVES, CONVOLUTIONS, MOVES, TRANSPOSED, oper
 
 @dataclass(frozen=True)
 class Opaque:
-    """Takes and gives the numbers themselves."""
+    """Needs and returns the numbers themselves."""
 
     inputs: tuple[fx.Node, ...] = ()
 
 
 @dataclass(frozen=True)
-class Blind:
-    """Asks for a shape, or computes with one; the numbers do not matter."""
+class ShapeOnly:
+    """Reads a shape, or computes with one; the numbers do not matter."""
 
 
 @dataclass(frozen=True)
-class Passes:
-    """Hands on a multiple, and a shift too if `shift`."""
+class PassThrough:
+    """Passes a scale on, and with `shift` a shift, too."""
 
     inputs: tuple[fx.Node, ...]
     shift: bool = True
 
 
 @dataclass(frozen=True)
-class Sum:
+class WeightedSum:
     terms: tuple[tuple[float, fx.Node], ...]
 
 
 @dataclass(frozen=True)
-class Times:
+class ScaleBy:
     factor: float
     input: fx.Node
 
 
 @dataclass(frozen=True)
-class Plus:
+class ShiftBy:
     number: float
     input: fx.Node
 
 
 @dataclass(frozen=True)
-class Affine:
-    """A layer by the names of its weight and bias; with `shift`, a shift reaches all its outputs.
+class AffineLayer:
+    """A layer by the names of its weight and bias, of which the bias may not exist yet.
 
-    The bias need not be there yet. Transposed convolutions have their channels in other places.
+    With `shift`, a shift of the input reaches all outputs alike. Transposed convolutions have their
+    channels in other places.
     """
 
     input: fx.Node
@@ -87,12 +85,14 @@ class Affine:
 
 
 @dataclass(frozen=True)
-class Shaped:
+class ShapedLayer:
     input: fx.Node
     activation: ShapedActivation
 
 
-Role = Opaque | Blind | Passes | Sum | Times | Plus | Affine | Shaped
+Role = (
+    Opaque | ShapeOnly | PassThrough | WeightedSum | ScaleBy | ShiftBy | AffineLayer | ShapedLayer
+)
 
 _AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 _RECTIFIERS = (nn.ReLU, nn.LeakyReLU, nn.PReLU)
@@ -101,7 +101,7 @@ _IN_EVERY_DIMENSION = (
     *("MaxPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "Dropout"),
     *("ReflectionPad", "ReplicationPad", "CircularPad"),
 )
-# Dropout, since what `fold` returns is in evaluation mode.
+# Dropout, because `fold` returns a network in evaluation mode.
 _PASSING_MODULES = {
     *(nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle),
     *(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d),
@@ -116,8 +116,8 @@ _LAYERS = {
 _DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d"}
 _POOLS = {"avg_pool1d", "avg_pool2d", "avg_pool3d"}
 _PADS = {"pad", "constant_pad_nd"}
-_PARTS = {"chunk", "split", "split_with_sizes", "unbind"}  # which give tuples
-# A cast may round to integers; an adaptive maximum may give a tuple.
+_PARTS = {"chunk", "split", "split_with_sizes", "unbind"}  # return tuples
+# A cast may round to integers; an adaptive maximum may return a tuple.
 _PASSING = (
     MOVES - _DROPOUTS - _POOLS - _PADS - {"to", "_to_copy"}
     | {name for name in APPROXIMATE_MOVES if not name.startswith("adaptive")}
@@ -132,15 +132,15 @@ def read_roles(model: fx.GraphModule) -> dict[fx.Node, Role]:
     """The role of every node of the graph of `model`, in its order."""
     roles: dict[fx.Node, Role] = {}
     for node in model.graph.nodes:
-        tensors = tuple(x for x in node.all_input_nodes if not isinstance(roles[x], Blind))
+        tensors = tuple(x for x in node.all_input_nodes if not isinstance(roles[x], ShapeOnly))
         role = _role(model, node, tensors)
-        # A weight, an index or a factor that is stored is not a tensor on its way.
-        on_their_way = {x for x in tensors if x.op != "get_attr"}
-        understood = on_their_way <= {*inputs(role)} <= {*tensors}
-        roles[node] = role if understood or isinstance(role, Blind) else Opaque(tensors)
-    tied = _tied(model, roles)
+        # A stored weight, index or factor is not an activation.
+        activations = {x for x in tensors if x.op != "get_attr"}
+        understood = activations <= {*inputs(role)} <= {*tensors}
+        roles[node] = role if understood or isinstance(role, ShapeOnly) else Opaque(tensors)
+    shared = _shared_parameters(model, roles)
     for node, role in roles.items():
-        if isinstance(role, Affine) and tied & {id(p) for p in _parameters(model, role)}:
+        if isinstance(role, AffineLayer) and shared & {id(p) for p in _parameters(model, role)}:
             roles[node] = Opaque(tuple(node.all_input_nodes))
     return roles
 
@@ -148,13 +148,13 @@ def read_roles(model: fx.GraphModule) -> dict[fx.Node, Role]:
 def inputs(role: Role) -> tuple[fx.Node, ...]:
     """The tensors that an operation of this role reads."""
     match role:
-        case Blind():
+        case ShapeOnly():
             return ()
-        case Opaque(nodes) | Passes(nodes):
+        case Opaque(nodes) | PassThrough(nodes):
             return nodes
-        case Sum(terms):
+        case WeightedSum(terms):
             return tuple(node for _, node in terms)
-        case Times() | Plus() | Affine() | Shaped():
+        case ScaleBy() | ShiftBy() | AffineLayer() | ShapedLayer():
             return (role.input,)
         case _:
             assert_never(role)
@@ -167,33 +167,33 @@ def parameter(model: nn.Module, path: str) -> Tensor | None:
 
 
 def module(model: nn.Module, node: fx.Node) -> nn.Module | None:
-    """The module that a node calls, if it does."""
+    """The module that a node calls, if any."""
     return model.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
 def argument(node: fx.Node, position: int, name: str, default: object = None) -> Any:
-    """An argument of a call, given by position or by name."""
+    """An argument of a call, by position or by name."""
     return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
 
 
 def plain_operation(node: fx.Node) -> str:
-    """The name of what a node computes, be it out of place, in place, or a method: `add`."""
+    """The name of a node's operation, such as `add`, also for methods and in-place variants."""
     return operation(node).rstrip("_")
 
 
 def _role(model: fx.GraphModule, node: fx.Node, tensors: tuple[fx.Node, ...]) -> Role:
-    """The role of `node`; `Opaque()` stands for all that is not known."""
+    """The role of `node`; `Opaque()` if it is unknown."""
     called = module(model, node)
     if called is not None and node.args and isinstance(node.args[0], fx.Node):
         return _role_of_module(called, str(node.target), node.args[0])
     if node.op not in ("call_function", "call_method"):
         return Opaque()
     name = plain_operation(node)
-    asks_for_shape = name == "getattr" and node.args[1] in _SHAPE_ATTRIBUTES
-    if name in _SHAPES or asks_for_shape or (node.all_input_nodes and not tensors):
-        return Blind()
+    reads_shape = name == "getattr" and node.args[1] in _SHAPE_ATTRIBUTES
+    if name in _SHAPES or reads_shape or (node.all_input_nodes and not tensors):
+        return ShapeOnly()
     if name in ("cat", "concat", "stack") and isinstance(node.args[0], list | tuple):
-        return Passes(tuple(x for x in node.args[0] if isinstance(x, fx.Node)))
+        return PassThrough(tuple(x for x in node.args[0] if isinstance(x, fx.Node)))
     if name in ("add", "sub", "mul", "div", "truediv"):
         return _arithmetic(model, node, name)
     first = argument(node, 0, "input")
@@ -202,72 +202,72 @@ def _role(model: fx.GraphModule, node: fx.Node, tensors: tuple[fx.Node, ...]) ->
 
 def _role_of_module(called: nn.Module, path: str, x: fx.Node) -> Role:
     if isinstance(called, ShapedActivation):
-        # A negative scale would turn a maximum into a minimum on its way; 0 / 0 is no scale at all.
+        # A negative scale would turn a maximum into a minimum; 0 / 0 is no scale at all.
         scales = [called.constants.get(name, 1.0) for name in ("input_scale", "output_scale")]
-        return Shaped(x, called) if min(scales) > 0.0 else Opaque()
-    kind = type(called)  # for a subclass may compute anything
+        return ShapedLayer(x, called) if min(scales) > 0.0 else Opaque()
+    kind = type(called)  # a subclass may compute anything
     if kind is nn.Linear or kind in CONVOLUTIONS or kind in TRANSPOSED:
-        # A weight that is itself computed, as under `parametrize`, is not there to be changed.
+        # A computed weight, as under `parametrize`, cannot be changed.
         return _layer(called, path, x) if "weight" in called._parameters else Opaque()
     if kind in _AVERAGES:
         padded = _nonzero(called.padding) and called.count_include_pad
-        return Passes((x,), not padded and getattr(called, "divisor_override", None) is None)
+        return PassThrough((x,), not padded and getattr(called, "divisor_override", None) is None)
     if kind in _RECTIFIERS or kind in _ZERO_PADS:
-        return Passes((x,), shift=False)
+        return PassThrough((x,), shift=False)
     passes = kind in _PASSING_MODULES and not getattr(called, "return_indices", False)
-    return Passes((x,)) if passes else Opaque()
+    return PassThrough((x,)) if passes else Opaque()
 
 
-def _layer(layer: nn.Module, path: str, x: fx.Node) -> Affine:
+def _layer(layer: nn.Module, path: str, x: fx.Node) -> AffineLayer:
     names = (f"{path}.weight", f"{path}.bias")
     if isinstance(layer, TRANSPOSED):
-        # Where each input pixel is stamped onto the output, the shift shows the stamp, unless the
-        # padding crops all but those outputs that see the whole kernel.
+        # Each input pixel stamps the kernel onto the output, so a shift shows the stamp, unless the
+        # padding crops all outputs but those that see the whole kernel.
         sizes = (layer.stride, layer.output_padding, layer.padding, layer.dilation)
         whole = all(
             s == 1 and o == 0 and p == d * (k - 1)
             for s, o, p, d, k in zip(*sizes, layer.kernel_size, strict=True)
         )
-        return Affine(x, *names, whole, layer.groups)
+        return AffineLayer(x, *names, whole, layer.groups)
     # Zeros around the input stay zeros when the input is shifted; copies of the input do not.
     zeros = isinstance(layer, CONVOLUTIONS) and layer.padding_mode == "zeros"
-    return Affine(x, *names, not (zeros and _nonzero(layer.padding)))
+    return AffineLayer(x, *names, not (zeros and _nonzero(layer.padding)))
 
 
 def _role_of_function(node: fx.Node, name: str, x: fx.Node) -> Role:
     if name in _LAYERS:
         return _functional_layer(node, name, x)
     if name == "neg":
-        return Times(-1.0, x)
+        return ScaleBy(-1.0, x)
     if name in _DROPOUTS:
         random = argument(node, 2, "train", node.kwargs.get("training", True))
-        return Passes((x,), shift=not random)
+        return PassThrough((x,), shift=not random)
     if name in _POOLS:
         divisor = argument(node, 6, "divisor_override")
-        return Passes((x,), not _nonzero(argument(node, 3, "padding", 0)) and divisor is None)
+        return PassThrough((x,), not _nonzero(argument(node, 3, "padding", 0)) and divisor is None)
     if name in _PADS:
         position, mode = (
             (3, argument(node, 2, "mode", "constant")) if name == "pad" else (2, "constant")
         )
         zero = not argument(node, position, "value")
-        return Passes((x,), mode != "constant") if zero else Opaque()
+        return PassThrough((x,), mode != "constant") if zero else Opaque()
     if name in _PARTS and all(plain_operation(user) == "getitem" for user in node.users):
-        return Passes((x,))
+        return PassThrough((x,))
     passes = name in _PASSING | _SCALE_ONLY and not node.kwargs.get("return_indices", False)
-    return Passes((x,), shift=name in _PASSING) if passes else Opaque()
+    return PassThrough((x,), shift=name in _PASSING) if passes else Opaque()
 
 
 def _functional_layer(node: fx.Node, name: str, x: fx.Node) -> Role:
     weight, bias = argument(node, 1, "weight"), argument(node, 2, "bias")
     if not all(isinstance(p, fx.Node) and p.op == "get_attr" for p in (weight, bias or weight)):
         return Opaque()
-    # What is called without a bias is given one beside its weight, if need be.
+    # A call without a bias may get one next to its weight.
     names = (str(weight.target), str(bias.target if bias else f"{weight.target}_bias"))
     if name.startswith("conv_transpose"):
         groups = argument(node, 6, "groups", 1)
-        return Affine(x, *names, shift=False, transposed_groups=groups)
+        return AffineLayer(x, *names, shift=False, transposed_groups=groups)
     padded = name != "linear" and _nonzero(argument(node, 4, "padding", 0))
-    return Affine(x, *names, shift=not padded)
+    return AffineLayer(x, *names, shift=not padded)
 
 
 def _arithmetic(model: nn.Module, node: fx.Node, name: str) -> Role:
@@ -277,27 +277,27 @@ def _arithmetic(model: nn.Module, node: fx.Node, name: str) -> Role:
         return Opaque()
     number = _number(model, left)
     if number is not None and isinstance(right, fx.Node) and (name, alpha) == ("add", 1.0):
-        return Plus(number, right)
+        return ShiftBy(number, right)
     if number is not None and isinstance(right, fx.Node) and name == "mul":
-        return Times(number, right)
+        return ScaleBy(number, right)
     if not isinstance(left, fx.Node):
         return Opaque()
     number, weight = _number(model, right), -alpha if name == "sub" else alpha
     match name:
         case "add" | "sub" if number is not None:
-            return Plus(weight * number, left)
+            return ShiftBy(weight * number, left)
         case "add" | "sub" if isinstance(right, fx.Node):
-            return Sum(((1.0, left), (weight, right)))
+            return WeightedSum(((1.0, left), (weight, right)))
         case "mul" if number is not None:
-            return Times(number, left)
+            return ScaleBy(number, left)
         case "div" | "truediv" if number:
-            return Times(1.0 / number, left)
+            return ScaleBy(1.0 / number, left)
         case _:
             return Opaque()
 
 
 def _number(model: nn.Module, value: object) -> float | None:
-    """A number that is written out, or stored in a tensor by itself."""
+    """A literal number, or one stored in a tensor of one element."""
     if isinstance(value, fx.Node) and value.op == "get_attr":
         value = parameter(model, str(value.target))
         value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else None
@@ -309,49 +309,49 @@ def _nonzero(padding: object) -> bool:
     return any(size not in (0, "valid") for size in sizes)
 
 
-def _parameters(model: nn.Module, layer: Affine) -> list[Tensor]:
+def _parameters(model: nn.Module, layer: AffineLayer) -> list[Tensor]:
     found = (parameter(model, path) for path in (layer.weight, layer.bias))
     return [p for p in found if p is not None]
 
 
-def _tied(model: fx.GraphModule, roles: Mapping[fx.Node, Role]) -> set[int]:
-    """The identities of parameters that more than one layer uses."""
+def _shared_parameters(model: fx.GraphModule, roles: Mapping[fx.Node, Role]) -> set[int]:
+    """The ids of parameters that more than one layer uses."""
     owners: dict[int, set[object]] = defaultdict(set)
     for node, role in roles.items():
-        if isinstance(role, Affine):
+        if isinstance(role, AffineLayer):
             used = _parameters(model, role)
         elif (called := module(model, node)) is not None:
             used = list(called.parameters())
         else:
             names = [x.target for x in node.all_input_nodes if x.op == "get_attr"]
             used = [p for name in names if (p := parameter(model, str(name))) is not None]
-        owner = (role.weight, role.bias) if isinstance(role, Affine) else node
+        owner = (role.weight, role.bias) if isinstance(role, AffineLayer) else node
         for p in used:
             owners[id(p)].add(owner)
     return {key for key, who in owners.items() if len(who) > 1}
 
 
-# Far above the rounding of a few hundred additions, far below what float32 resolves.
-SAME = 1e-12
+# Far above the rounding of a few hundred additions, far below the resolution of float32.
+TOLERANCE = 1e-12
 Unknown = Hashable  # a node for its output, or a slot
 _PROBE = torch.linspace(-12.0, 12.0, 49, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """A tensor x is kept as (x - `shift`) / `scale`."""
+    """A tensor x is stored as (x - `shift`) / `scale`."""
 
     scale: float
     shift: float
 
 
 class Equations:
-    """Linear equations in named unknowns, each taken unless it contradicts those taken before.
+    """Linear equations in named unknowns, each added unless it contradicts earlier ones.
 
     >>> equations = Equations()
-    >>> equations.take(3.0, (1.0, "x"), (1.0, "y")), equations.take(1.0, (1.0, "x"))
+    >>> equations.add(3.0, (1.0, "x"), (1.0, "y")), equations.add(1.0, (1.0, "x"))
     (True, True)
-    >>> equations.take(5.0, (1.0, "y"))
+    >>> equations.add(5.0, (1.0, "y"))
     False
     >>> equations.values()
     {'x': 1.0, 'y': 2.0}
@@ -361,28 +361,28 @@ class Equations:
         self._order: dict[Hashable, int] = {}
         self._solved: dict[int, tuple[dict[int, float], float]] = {}
 
-    def take(self, value: float, *terms: tuple[float, Hashable]) -> bool:
-        """Whether Σ coefficient · unknown = `value` holds from now on."""
+    def add(self, value: float, *terms: tuple[float, Hashable]) -> bool:
+        """Require Σ coefficient · unknown = `value`; returns whether that is possible."""
         row: dict[int, float] = defaultdict(float)
         for coefficient, unknown in terms:
             row[self._order.setdefault(unknown, len(self._order))] += coefficient
-        row, value = self._reduced(row, value)
+        row, value = self._reduce(row, value)
         if not row:
-            return abs(value) <= SAME
-        # The newest unknown is given by older ones, as in the network itself: the other way round,
-        # a long sum of weighted terms would be divided by its weights again and again.
+            return abs(value) <= TOLERANCE
+        # The newest unknown follows from older ones, as in the network itself: the other way round,
+        # a long weighted sum would be divided by its weights again and again.
         newest = max(row)
         lead = row.pop(newest)
         self._solved[newest] = ({i: -c / lead for i, c in row.items()}, value / lead)
         return True
 
-    def _reduced(self, row: dict[int, float], value: float) -> tuple[dict[int, float], float]:
-        """The same equation in unknowns that no other gives."""
+    def _reduce(self, row: dict[int, float], value: float) -> tuple[dict[int, float], float]:
+        """The same equation in unknowns that no other equation determines."""
         left: dict[int, float] = {}
         while row:
             newest = max(row)
             coefficient = row.pop(newest)
-            if abs(coefficient) <= SAME:
+            if abs(coefficient) <= TOLERANCE:
                 continue
             if newest not in self._solved:
                 left[newest] = coefficient
@@ -394,7 +394,7 @@ class Equations:
         return left, value
 
     def values(self) -> dict[Hashable, float]:
-        """Every unknown, in the order of their first mention; zero where nothing is asked."""
+        """Every unknown, in order of first mention; zero if it is free."""
         numbers: dict[int, float] = {}
         for i in self._order.values():
             older, constant = self._solved.get(i, ({}, 0.0))
@@ -403,15 +403,15 @@ class Equations:
 
 
 def slot(node: fx.Node, role: Role, source: fx.Node) -> Unknown:
-    """The unknown that stands for `source` as `node` reads it.
+    """The unknown for the gauge in which `node` reads `source`.
 
-    All calls of one layer share it, for they share the weights. A factor or a number to be added
-    reads what is there, since it is free to change.
+    All calls of a layer share it, because they share the weights. A factor or an added number reads
+    any gauge, because it can change itself.
     """
     match role:
-        case Affine():
+        case AffineLayer():
             return (role.weight, "input")
-        case Times() | Plus():
+        case ScaleBy() | ShiftBy():
             return source
         case _:
             return (node, source)
@@ -420,9 +420,9 @@ def slot(node: fx.Node, role: Role, source: fx.Node) -> Unknown:
 def solve_gauges(roles: Mapping[fx.Node, Role]) -> dict[Unknown, Gauge]:
     """A gauge for each tensor, by its node, and for each reading of it, by its `slot`.
 
-    First come the needs of each operation; then, from input to output, that tensors are read as
-    they were written; then wishes: that activations and sums keep their values, lest scales pile up
-    along a sum, and that factors and added numbers, which were in the network before, vanish.
+    Requirements of operations come first; then, from input to output, that tensors are read as they
+    are written; then preferences: that activations and sums keep their values, so that scales do
+    not accumulate along sums, and that the network's own factors and added numbers vanish.
     """
     scales, shifts = Equations(), Equations()
     for node, role in roles.items():
@@ -431,83 +431,83 @@ def solve_gauges(roles: Mapping[fx.Node, Role]) -> dict[Unknown, Gauge]:
     for node, role in roles.items():
         for source in dict.fromkeys(inputs(role)):
             for equations in (scales, shifts):
-                equations.take(0.0, (-1.0, source), (1.0, slot(node, role, source)))
-    for kind in (Shaped, Sum):
+                equations.add(0.0, (-1.0, source), (1.0, slot(node, role, source)))
+    for kind in (ShapedLayer, WeightedSum):
         for node in (node for node, role in roles.items() if isinstance(role, kind)):
-            scales.take(0.0, (1.0, node))
+            scales.add(0.0, (1.0, node))
     for node, role in roles.items():
-        if isinstance(role, Times) and role.factor > 0.0:
-            scales.take(math.log(role.factor), (1.0, node), (-1.0, role.input))
-        elif isinstance(role, Plus):
-            shifts.take(role.number, (1.0, node), (-1.0, role.input))
+        if isinstance(role, ScaleBy) and role.factor > 0.0:
+            scales.add(math.log(role.factor), (1.0, node), (-1.0, role.input))
+        elif isinstance(role, ShiftBy):
+            shifts.add(role.number, (1.0, node), (-1.0, role.input))
     scale, shift = scales.values(), shifts.values()
     unknowns = dict.fromkeys([*scale, *shift])
     return {u: Gauge(math.exp(scale.get(u, 0.0)), shift.get(u, 0.0)) for u in unknowns}
 
 
 def _relate_scales(scales: Equations, node: fx.Node, role: Role) -> None:
-    """What the operation at `node` asks of the logarithms of scales."""
+    """Add the equations of the operation at `node` in the logarithms of scales."""
     slots = _slots(node, role)
     match role:
-        case Blind() | Times():
+        case ShapeOnly() | ScaleBy():
             pass
         case Opaque():
             for unknown in (*slots, node):
-                scales.take(0.0, (1.0, unknown))
-        case Passes() | Sum() | Plus():
+                scales.add(0.0, (1.0, unknown))
+        case PassThrough() | WeightedSum() | ShiftBy():
             for unknown in slots:
-                scales.take(0.0, (-1.0, unknown), (1.0, node))
-        case Affine():
-            scales.take(0.0, (-1.0, (role.weight, "output")), (1.0, node))
-        case Shaped():
+                scales.add(0.0, (-1.0, unknown), (1.0, node))
+        case AffineLayer():
+            scales.add(0.0, (-1.0, (role.weight, "output")), (1.0, node))
+        case ShapedLayer():
             input_scale, _, output_scale, _ = _affine_constants(role)
-            if _homogeneous(role.activation.function):
+            if _is_homogeneous(role.activation.function):
                 both = math.log(input_scale) + math.log(output_scale)
-                scales.take(both, (-1.0, slots[0]), (1.0, node))
+                scales.add(both, (-1.0, slots[0]), (1.0, node))
             else:
-                scales.take(-math.log(input_scale), (1.0, slots[0]))
-                scales.take(math.log(output_scale), (1.0, node))
+                scales.add(-math.log(input_scale), (1.0, slots[0]))
+                scales.add(math.log(output_scale), (1.0, node))
         case _:
             assert_never(role)
 
 
 def _relate_shifts(shifts: Equations, node: fx.Node, role: Role) -> None:
-    """What the operation at `node` asks of shifts."""
+    """Add the equations of the operation at `node` in shifts."""
     slots = _slots(node, role)
     match role:
-        case Blind() | Plus():
+        case ShapeOnly() | ShiftBy():
             pass
-        case Opaque() | Passes(shift=False):
+        case Opaque() | PassThrough(shift=False):
             for unknown in (*slots, node):
-                shifts.take(0.0, (1.0, unknown))
-        case Passes():
+                shifts.add(0.0, (1.0, unknown))
+        case PassThrough():
             for unknown in slots:
-                shifts.take(0.0, (-1.0, unknown), (1.0, node))
-        case Sum(terms):
-            weighed = ((-w, slot(node, role, source)) for w, source in terms)
-            shifts.take(0.0, *weighed, (1.0, node))
-        case Times():
-            shifts.take(0.0, (-role.factor, role.input), (1.0, node))
-        case Affine():
-            shifts.take(0.0, (-1.0, (role.weight, "output")), (1.0, node))
+                shifts.add(0.0, (-1.0, unknown), (1.0, node))
+        case WeightedSum(terms):
+            weighted = ((-w, slot(node, role, source)) for w, source in terms)
+            shifts.add(0.0, *weighted, (1.0, node))
+        case ScaleBy():
+            shifts.add(0.0, (-role.factor, role.input), (1.0, node))
+        case AffineLayer():
+            shifts.add(0.0, (-1.0, (role.weight, "output")), (1.0, node))
             if not role.shift:
-                shifts.take(0.0, (1.0, slots[0]))
-        case Shaped():
+                shifts.add(0.0, (1.0, slots[0]))
+        case ShapedLayer():
             input_scale, input_shift, output_scale, output_shift = _affine_constants(role)
-            shifts.take(-input_shift / input_scale, (1.0, slots[0]))
-            shifts.take(output_scale * output_shift, (1.0, node))
+            shifts.add(-input_shift / input_scale, (1.0, slots[0]))
+            shifts.add(output_scale * output_shift, (1.0, node))
         case _:
             assert_never(role)
 
 
-def _affine_constants(role: Shaped) -> Iterator[float]:
+def _affine_constants(role: ShapedLayer) -> Iterator[float]:
     """The constants around φ: input scale and shift, output scale and shift."""
     names = {"input_scale": 1.0, "input_shift": 0.0, "output_scale": 1.0, "output_shift": 0.0}
     return (role.activation.constants.get(name, default) for name, default in names.items())
 
 
-def _homogeneous(phi: Callable[[Tensor], Tensor]) -> bool:
-    """Whether φ(k x) = k φ(x) for positive k, as far as a probe can tell."""
+def _is_homogeneous(phi: Callable[[Tensor], Tensor]) -> bool:
+    """Whether φ(k x) = k φ(x) for positive k, on a probe."""
     return torch.equal(phi(4.0 * _PROBE), 4.0 * phi(_PROBE))  # powers of two do not round
 
 
