@@ -225,7 +225,7 @@ class Block(nn.Module):
         else:
             outputs = channels
             layers = [(channels, 3, stride), (channels, 3, 1)]
-        self.pre = nn.Sequential(
+        self.pre: nn.Sequential = nn.Sequential(
             OrderedDict(_pre_activation(inputs, norm, activation, images=True))
         )
         branch: OrderedDict[str, nn.Module] = OrderedDict()
@@ -236,12 +236,12 @@ class Block(nn.Module):
                 branch |= _pre_activation(before, norm, activation, images=True, suffix=suffix)
             branch[f"conv{number}"] = _convolution(before, after, kernel, step, norm=norm)
             before = after
-        self.branch = nn.Sequential(branch)
-        self.shortcut_weight = weight
-        self.projection = None
+        self.branch: nn.Sequential = nn.Sequential(branch)
+        self.shortcut_weight: float | None = weight
+        self.projection: nn.Conv2d | None = None
         if weight != 0.0 and (stride != 1 or inputs != outputs):
             self.projection = _convolution(inputs, outputs, 1, stride, norm=norm)
-        self.outputs = outputs
+        self.outputs: int = outputs
 
     def forward(self, x: Tensor) -> Tensor:
         pre = self.pre(x)
@@ -269,7 +269,7 @@ class ResNet(nn.Module):
         drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        self.stem = _stem(plan, in_chans)
+        self.stem: nn.Sequential = _stem(plan, in_chans)
         stages, inputs = [], plan.stem_channels
         for stage, count in enumerate(plan.blocks):
             blocks = []
@@ -279,12 +279,12 @@ class ResNet(nn.Module):
                 blocks.append(block)
                 inputs = block.outputs
             stages.append(nn.Sequential(*blocks))
-        self.stages = nn.Sequential(*stages)
-        self.post = nn.Sequential(
+        self.stages: nn.Sequential = nn.Sequential(*stages)
+        self.post: nn.Sequential = nn.Sequential(
             OrderedDict(_pre_activation(inputs, plan.norm, activation, images=True))
         )
-        self.dropout = nn.Dropout(drop_rate)
-        self.fc = nn.Linear(inputs, num_classes)
+        self.dropout: nn.Dropout = nn.Dropout(drop_rate)
+        self.fc: nn.Linear = nn.Linear(inputs, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.post(self.stages(self.stem(x)))
@@ -327,9 +327,9 @@ class MLP(nn.Module):
             after = _pre_activation(plan.width, plan.norm, activation, images=False)
             layers.append(nn.Sequential(OrderedDict([("linear", linear), *after])))
             inputs = plan.width
-        self.layers = nn.Sequential(*layers)
-        self.dropout = nn.Dropout(drop_rate)
-        self.fc = nn.Linear(inputs, num_classes)
+        self.layers: nn.Sequential = nn.Sequential(*layers)
+        self.dropout: nn.Dropout = nn.Dropout(drop_rate)
+        self.fc: nn.Linear = nn.Linear(inputs, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.dropout(self.layers(x.flatten(1))))

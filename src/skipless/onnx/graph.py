@@ -310,7 +310,8 @@ class MemoryPlan:
 
     def __init__(self, graph: OnnxGraph) -> None:
         self.graph = graph
-        self.place = {name: name for name in graph.inputs}  # the tensor that owns the memory
+        # The tensor that owns the memory of each.
+        self.place: dict[str, str] = {name: name for name in graph.inputs}
         self._readers: dict[str, int] = defaultdict(int)
         self._needs, self._next = [], defaultdict(list)
         writer: dict[str, int] = {}
@@ -326,8 +327,10 @@ class MemoryPlan:
                 self._next[source].append(number)
             writer |= dict.fromkeys(operation.writes, number)
         self._kept = {self.place[name] for name in graph.outputs}
-        self.held_at_start = sum(self._size(name) for name in graph.inputs)
-        self.ready_at_start = tuple(n for n, needs in enumerate(self._needs) if not needs)
+        self.held_at_start: int = sum(self._size(name) for name in graph.inputs)
+        self.ready_at_start: tuple[int, ...] = tuple(
+            n for n, needs in enumerate(self._needs) if not needs
+        )
 
     def step(self, number: int, done: int, held: int) -> tuple[int, int]:
         """Bytes held while an operation runs and after it, given those `held` before."""

@@ -43,11 +43,11 @@ class CurvatureBlock:
         dtype, device = at_least_float32(layer.weight), layer.weight.device
         of_inputs = (g, columns) if layer.diagonal else (g, columns, columns)
         self.layer = layer
-        self.inputs = torch.zeros(of_inputs, dtype=dtype, device=device)
-        self.outputs = torch.zeros((g, rows, rows), dtype=dtype, device=device)
-        self.weight = 0.0  # of the running means: 1 + ema + ema² + ...
-        self.scale_weight = 0.0  # the same for the curvature along eigenvectors
-        self.is_inverted = False
+        self.inputs: Tensor = torch.zeros(of_inputs, dtype=dtype, device=device)
+        self.outputs: Tensor = torch.zeros((g, rows, rows), dtype=dtype, device=device)
+        self.weight: float = 0.0  # of the running means: 1 + ema + ema² + ...
+        self.scale_weight: float = 0.0  # the same for the curvature along eigenvectors
+        self.is_inverted: bool = False
 
     @property
     def factors(self) -> tuple[Tensor, Tensor]:
@@ -87,12 +87,12 @@ class StackedInverses(ABC):
     def __init__(self, blocks: Sequence[CurvatureBlock]) -> None:
         self.blocks = blocks
         ends = list(itertools.accumulate(block.layer.groups for block in blocks))
-        self.slices = {
+        self.slices: dict[CurvatureBlock, slice] = {
             block: slice(end - block.layer.groups, end)
             for block, end in zip(blocks, ends, strict=True)
         }
-        self.left = self._zeros(blocks[0].outputs.shape[1:])
-        self.right = self._zeros(blocks[0].inputs.shape[1:])
+        self.left: Tensor = self._zeros(blocks[0].outputs.shape[1:])
+        self.right: Tensor = self._zeros(blocks[0].inputs.shape[1:])
 
     @abstractmethod
     def tensors(self, block: CurvatureBlock) -> dict[str, Tensor]:

@@ -156,7 +156,7 @@ class KFAC(Optimizer):
             self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self.damping, self.norm_constraint = own.damping, own.norm_constraint
         self.curvature_ema, self.damping_period = own.curvature_ema, own.damping_period
-        self.steps = 0
+        self.steps: int = 0
         self._timing = Timing(
             own.burn_in, own.curvature_period, own.inverse_period, own.spread_inverses
         )
