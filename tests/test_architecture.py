@@ -37,6 +37,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     PACKAGE: {"core", "torch", "models", "jax", "keras", "onnx", "optim", "frameworks"},
 }
 CORE_MAY_IMPORT = {"numpy", "scipy", "skipless"} | sys.stdlib_module_names
+ADAPTERS = {"torch", "jax", "keras"}
+# Core has the shared part of these, and each adapter adds its own.
+EXTENDED_BY_ADAPTERS = {"Reading", "Replay"}
 NO_IDEA = {"utils", "misc", "common", "helpers"}
 MAX_LINES = 600
 
@@ -121,6 +124,22 @@ def test_modules_are_small_and_their_names_are_ideas() -> None:
     lines = {relative(path): path.read_text().count("\n") for path in MODULES}
     assert {path: count for path, count in lines.items() if count > MAX_LINES} == {}
     assert [path for path in lines if NO_IDEA & set(Path(path).with_suffix("").parts)] == []
+
+
+def test_one_class_name_means_one_thing() -> None:
+    """Except in the adapters, which give the same name to the same idea."""
+    homes: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(room_of(path))
+    twice = {name: rooms for name, rooms in homes.items() if len(rooms) > 1}
+    assert {
+        name: rooms
+        for name, rooms in twice.items()
+        if len(rooms) != len(set(rooms))
+        or set(rooms) - ADAPTERS - ({"core"} if name in EXTENDED_BY_ADAPTERS else set())
+    } == {}
 
 
 def test_the_table_in_the_documentation_is_this_one() -> None:

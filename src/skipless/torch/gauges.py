@@ -53,7 +53,7 @@ class PassThrough:
 
 
 @dataclass(frozen=True)
-class WeightedSum:
+class GaugedSum:
     terms: tuple[tuple[float, fx.Node], ...]
 
 
@@ -90,9 +90,7 @@ class ShapedLayer:
     activation: ShapedActivation
 
 
-Role = (
-    Opaque | ShapeOnly | PassThrough | WeightedSum | ScaleBy | ShiftBy | AffineLayer | ShapedLayer
-)
+Role = Opaque | ShapeOnly | PassThrough | GaugedSum | ScaleBy | ShiftBy | AffineLayer | ShapedLayer
 
 _AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 _RECTIFIERS = (nn.ReLU, nn.LeakyReLU, nn.PReLU)
@@ -152,7 +150,7 @@ def inputs(role: Role) -> tuple[fx.Node, ...]:
             return ()
         case Opaque(nodes) | PassThrough(nodes):
             return nodes
-        case WeightedSum(terms):
+        case GaugedSum(terms):
             return tuple(node for _, node in terms)
         case ScaleBy() | ShiftBy() | AffineLayer() | ShapedLayer():
             return (role.input,)
@@ -287,7 +285,7 @@ def _arithmetic(model: nn.Module, node: fx.Node, name: str) -> Role:
         case "add" | "sub" if number is not None:
             return ShiftBy(weight * number, left)
         case "add" | "sub" if isinstance(right, fx.Node):
-            return WeightedSum(((1.0, left), (weight, right)))
+            return GaugedSum(((1.0, left), (weight, right)))
         case "mul" if number is not None:
             return ScaleBy(number, left)
         case "div" | "truediv" if number:
@@ -432,7 +430,7 @@ def solve_gauges(roles: Mapping[fx.Node, Role]) -> dict[Unknown, Gauge]:
         for source in dict.fromkeys(inputs(role)):
             for equations in (scales, shifts):
                 equations.add(0.0, (-1.0, source), (1.0, slot(node, role, source)))
-    for kind in (ShapedLayer, WeightedSum):
+    for kind in (ShapedLayer, GaugedSum):
         for node in (node for node, role in roles.items() if isinstance(role, kind)):
             scales.add(0.0, (1.0, node))
     for node, role in roles.items():
@@ -454,7 +452,7 @@ def _relate_scales(scales: Equations, node: fx.Node, role: Role) -> None:
         case Opaque():
             for unknown in (*slots, node):
                 scales.add(0.0, (1.0, unknown))
-        case PassThrough() | WeightedSum() | ShiftBy():
+        case PassThrough() | GaugedSum() | ShiftBy():
             for unknown in slots:
                 scales.add(0.0, (-1.0, unknown), (1.0, node))
         case AffineLayer():
@@ -483,7 +481,7 @@ def _relate_shifts(shifts: Equations, node: fx.Node, role: Role) -> None:
         case PassThrough():
             for unknown in slots:
                 shifts.add(0.0, (-1.0, unknown), (1.0, node))
-        case WeightedSum(terms):
+        case GaugedSum(terms):
             weighted = ((-w, slot(node, role, source)) for w, source in terms)
             shifts.add(0.0, *weighted, (1.0, node))
         case ScaleBy():
