@@ -39,7 +39,8 @@ TRELU, TAT_GELU, DKS_TANH = (
 def assert_agreement(name: str, method: Method, activation: str, weight: float) -> None:
     build, example = NETWORKS[name]
     model = convert(build(), example, method, shortcut_weight=weight, activation=activation)
-    found = check(model, example, seeds=6, pairs=4)
+    # With few seeds the standard errors are too uncertain for a limit of four of them.
+    found = check(model, example, seeds=16, pairs=4)
     wrong = [str(row) for row in found.comparisons if abs(row.c_deviation) > 4.0]
     assert wrong == []
     assert found.agrees
