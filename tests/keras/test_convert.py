@@ -101,7 +101,7 @@ def test_layers_keep_their_names_and_the_original_is_left_alone(original) -> Non
 
 def test_the_method_may_still_come_second_but_warns(original) -> None:
     with pytest.warns(DeprecationWarning, match=r"use convert\(model, method=method\)"):
-        model = convert(original, TAT(eta=0.2), example=None, seed=0)
+        model = convert(original, TAT(eta=0.2), example=None, seed=0)  # pyright: ignore[reportCallIssue]
     assert (
         model.skipless_report
         == convert(model=original, method=TAT(eta=0.2), seed=0).skipless_report
