@@ -146,7 +146,7 @@ def test_a_shaped_activation_rounds_once_in_half_precision(name: str, dtype: str
 @pytest.mark.parametrize("name", ["input_scale", "input_shift", "output_scale", "output_shift"])
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_constants_must_be_finite(name: str, number: float) -> None:
-    with pytest.raises(ValueError, match=rf"must be finite.*got {name} = {number:g}"):
+    with pytest.raises(ValueError, match=rf"needs finite.*got {name} = {number:g}"):
         Shaped(jnp.tanh, **{name: number})
 
 

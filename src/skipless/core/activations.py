@@ -38,6 +38,7 @@ __all__ = [
     "transform",
 ]
 
+CONSTANTS = ("input_scale", "input_shift", "output_scale", "output_shift")
 T = TypeVar("T")
 
 # A new activation is evaluated here: three points that differ in sign and size.
@@ -209,12 +210,7 @@ def transform(
     True
     """
     numbers = (input_scale, input_shift, output_scale, output_shift)
-    if input_scale == 0.0 or not all(map(math.isfinite, numbers)):
-        raise ValueError(
-            f"transform({activation.name!r}) needs finite numbers and input_scale != 0, got "
-            f"(input_scale, input_shift, output_scale, output_shift) = {numbers}. "
-            "With input_scale = 0, φ̂ would be constant."
-        )
+    require_constants(f"transform({activation.name!r})", dict(zip(CONSTANTS, numbers, strict=True)))
     inner: Function = lambda x: input_scale * x + input_shift
     slope_scale = output_scale * input_scale
     curvature_scale = slope_scale * input_scale
@@ -421,6 +417,16 @@ def native(phi: Activation, table: Mapping[str, Callable[..., T]]) -> Callable[.
     """
     name, parameter = native_name(phi, table)
     return partial(table[name], **parameter) if parameter else table[name]
+
+
+def require_constants(owner: str, constants: Mapping[str, float]) -> None:
+    """Raise unless φ̂ can have these numbers; with an input scale of 0 it would be constant."""
+    for name, number in constants.items():
+        if not math.isfinite(number) or (name == "input_scale" and number == 0.0):
+            raise ValueError(
+                f"{owner} needs finite constants and a nonzero input_scale, as `solve` finds them, "
+                f"got {name} = {number:g}"
+            )
 
 
 def native_name(phi: Activation, table: Container[str]) -> tuple[str, dict[str, float]]:

@@ -21,7 +21,7 @@ from .activations import Array
 from .graph import Graph, Sum
 from .network import Point
 from .predict import predict
-from .solution import Solution
+from .solution import Solution, require_solution
 from .summary import abbreviate, kind_of, layer_rows, number_range, row_name
 
 TOLERANCE = 0.05  # the check of skipless.torch says why
@@ -396,11 +396,18 @@ def known_solution(model: object) -> Solution | None:
     return next((account.solution for account in accounts if account is not None), None)
 
 
-def require_known_solution(model: object) -> Solution:
-    solution = known_solution(model)
+def find_solution(model: object, given: Solution | None) -> Solution:
+    """The `given` solution, or the one that shaped `model`."""
+    solution = known_solution(model) if given is None else given
     if solution is None:
         raise ValueError(
             f"{type(model).__name__} does not carry the solution that shaped it. Pass solution=, "
             "or a model that `convert` or `create_model` returned."
         )
+    require_solution(solution)
     return solution
+
+
+def sigmas(solution: Solution | None) -> dict[str, float]:
+    """The standard deviations of weights and biases, as arguments of `initialize_`."""
+    return {} if solution is None else {"sigma_w": solution.sigma_w, "sigma_b": solution.sigma_b}

@@ -21,25 +21,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar, assert_never
 
+from . import record as rec
 from .activations import Activation, Array
 from .graph import Graph, GraphBuilder
 from .recognise import PROBE, ScaledActivation, recognise
-from .record import (
-    Bias,
-    Concatenation,
-    Layer,
-    Move,
-    Norm,
-    Operation,
-    Pointwise,
-    Preparation,
-    Recorded,
-    ShapedCall,
-    Unsupported,
-    UnsupportedModelError,
-    WeightedSum,
-    combines_branches,
-)
+from .record import Recorded, UnsupportedModelError
 
 __all__ = ["Axes", "Notes", "Reading", "Step", "UnsupportedModelError", "read"]
 
@@ -168,33 +154,33 @@ class _Reader(Generic[T]):
             self._builder.sum([last], [1.0])
         return self._builder.build(), output
 
-    def _read(self, tensor: T, operation: Operation[T]) -> None:
+    def _read(self, tensor: T, operation: rec.Operation[T]) -> None:
         match operation:
-            case Layer():
+            case rec.Layer():
                 self._layer(tensor, operation)
-            case Bias(sources=(source,)):
+            case rec.Bias(sources=(source,)):
                 self._set(tensor, "affine", self._at(source, tensor), (source,))
-            case Norm(sources=(source,)):
+            case rec.Norm(sources=(source,)):
                 self.notes.norms.append(self.record.origin(tensor))
                 self._set(tensor, "norm", self._at(source, tensor), (source,))
-            case Move():
+            case rec.Move():
                 self._move(tensor, operation)
-            case Concatenation():
+            case rec.Concatenation():
                 self._concatenate(tensor, operation)
-            case WeightedSum(sources, weights):
+            case rec.WeightedSum(sources, weights):
                 self._sum(tensor, sources, weights)
-            case Pointwise():
+            case rec.Pointwise():
                 self._pointwise(tensor, operation)
-            case ShapedCall(sources=(source,)):
+            case rec.ShapedCall(sources=(source,)):
                 node = self._at(source, tensor)
                 self._values[tensor] = _Value(node, source, _Function(None, shaped=True))
-            case Preparation(sources, elsewhere):
+            case rec.Preparation(sources, elsewhere):
                 nodes = {self._at(source, tensor) for source in sources}
                 if nodes != {0}:
                     where = self.record.origin(tensor)
                     raise UnsupportedModelError(elsewhere or _normalises_inside(where))
                 self._set(tensor, "input", 0, sources)
-            case Unsupported(message):
+            case rec.Unsupported(message):
                 raise UnsupportedModelError(message)
             case _:
                 assert_never(operation)
@@ -203,7 +189,7 @@ class _Reader(Generic[T]):
         self.steps[tensor] = Step(kind, node, tuple(inputs))
         self._values[tensor] = _Value(node, tensor)
 
-    def _layer(self, tensor: T, layer: Layer[T]) -> None:
+    def _layer(self, tensor: T, layer: rec.Layer[T]) -> None:
         where = self.record.origin(tensor)
         source, *others = layer.sources
         if others:
@@ -222,7 +208,7 @@ class _Reader(Generic[T]):
         elif layer.weights is not None:
             self._weights.add(layer.weights)
 
-    def _move(self, tensor: T, move: Move[T]) -> None:
+    def _move(self, tensor: T, move: rec.Move[T]) -> None:
         (source,) = move.sources
         if move.approximate:
             self.notes.approximate.append(f"{move.approximate} at {self.record.origin(tensor)}")
@@ -235,7 +221,7 @@ class _Reader(Generic[T]):
             self.steps[tensor] = Step("move", node, (source,), factor)
             self._values[tensor] = _Value(node, tensor, _Function(factor * PROBE))
 
-    def _concatenate(self, tensor: T, operation: Concatenation[T]) -> None:
+    def _concatenate(self, tensor: T, operation: rec.Concatenation[T]) -> None:
         parts = [part for part in operation.sources if part is not None]
         if len(parts) < len(operation.sources):
             raise UnsupportedModelError(
@@ -262,7 +248,7 @@ class _Reader(Generic[T]):
         node = self._builder.sum(nodes, scaled, origin=self.record.origin(tensor))
         self._set(tensor, "sum", node, tuple(total))
 
-    def _pointwise(self, tensor: T, operation: Pointwise[T]) -> None:
+    def _pointwise(self, tensor: T, operation: rec.Pointwise[T]) -> None:
         for source in operation.sources:
             function = self._values[source].function
             if function is not None and function.shaped:
@@ -273,12 +259,12 @@ class _Reader(Generic[T]):
             self._sum(tensor, operation.sources, operation.weights)
         else:
             where = self.record.origin(tensor)
-            raise UnsupportedModelError(combines_branches(where, operation.name))
+            raise UnsupportedModelError(rec.combines_branches(where, operation.name))
 
     def _compose(self, tensor: T) -> _Value[T]:
         """A pointwise operation as a function of the tensor that its sources are functions of."""
         operation = self.record.operations[tensor]
-        assert isinstance(operation, Pointwise)
+        assert isinstance(operation, rec.Pointwise)
         first = self._values[operation.sources[0]]
         known: dict[T, Array | None] = {}
         for source in operation.sources:
@@ -472,7 +458,7 @@ def _find_axes(record: Recorded[T]) -> dict[T, Axes]:
     """The axes of every tensor; refuses a network that pools channels or branches, or pads them."""
     roles = _follow(record, record.operations, _input_channels(record))
     for tensor, operation in record.operations.items():
-        if isinstance(operation, Move):
+        if isinstance(operation, rec.Move):
             _require_channels_apart(record.origin, tensor, operation, roles[operation.sources[0]])
     return {
         tensor: Axes(
@@ -484,7 +470,7 @@ def _find_axes(record: Recorded[T]) -> dict[T, Axes]:
 
 
 def _require_channels_apart(
-    origin: Callable[[T], str], tensor: T, move: Move[T], roles: _Roles
+    origin: Callable[[T], str], tensor: T, move: rec.Move[T], roles: _Roles
 ) -> None:
     if move.axes.pooled & (roles.channels | roles.branches):
         raise UnsupportedModelError(
@@ -508,9 +494,9 @@ def _usual_channels(record: Recorded[T], tensor: T) -> tuple[int, ...]:
 
 def _input_channels(record: Recorded[T]) -> frozenset[int]:
     """The input's axis of channels: the one that the first layer sums over."""
-    before: dict[T, Operation[T]] = {}
+    before: dict[T, rec.Operation[T]] = {}
     for tensor, operation in record.operations.items():
-        if isinstance(operation, Layer):
+        if isinstance(operation, rec.Layer):
             for axis in record.channel_candidates(record.rank(record.input)):
                 channels = frozenset({axis})
                 known = _follow(record, before, channels)[operation.sources[0]]
@@ -522,20 +508,20 @@ def _input_channels(record: Recorded[T]) -> frozenset[int]:
 
 
 def _follow(
-    record: Recorded[T], operations: Mapping[T, Operation[T]], of_input: frozenset[int]
+    record: Recorded[T], operations: Mapping[T, rec.Operation[T]], of_input: frozenset[int]
 ) -> dict[T, _Roles]:
     """The roles of all axes, where channels run over the axes `of_input` of the input."""
     start = _Roles(frozenset({0}) - of_input, of_input)
     found = {record.input: start}
     for tensor, operation in operations.items():
         match operation:
-            case Preparation():
+            case rec.Preparation():
                 found[tensor] = start
-            case Layer(sources=(source, *_), made=made, axes=axes):
+            case rec.Layer(sources=(source, *_), made=made, axes=axes):
                 new, samples = frozenset(made), found[source].samples
                 samples = samples - new if axes is None else axes.carry(samples)
                 found[tensor] = _Roles(samples, new - samples or new)
-            case Move(sources=(source,), axes=axes):
+            case rec.Move(sources=(source,), axes=axes):
                 known = found[source]
                 moved = map(axes.carry, (known.samples, known.channels, known.branches))
                 found[tensor] = _Roles(*moved)
@@ -545,7 +531,7 @@ def _follow(
 
 
 def _side_by_side(
-    record: Recorded[T], tensor: T, operation: Operation[T], found: Mapping[T, _Roles]
+    record: Recorded[T], tensor: T, operation: rec.Operation[T], found: Mapping[T, _Roles]
 ) -> _Roles:
     """The roles of axes after what is computed number by number, or concatenated.
 
@@ -559,6 +545,6 @@ def _side_by_side(
         shifted.append(_Roles(*(frozenset(axis + more for axis in a) for a in axes)))
     channels = shifted[0].channels.intersection(*(roles.channels for roles in shifted[1:]))
     branches = frozenset[int]().union(*(roles.branches for roles in shifted))
-    if isinstance(operation, Concatenation) and len(set(sources)) > 1:
+    if isinstance(operation, rec.Concatenation) and len(set(sources)) > 1:
         branches |= {operation.axis}
     return _Roles(shifted[0].samples, channels, branches)

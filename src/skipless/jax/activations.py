@@ -7,9 +7,8 @@ has a kink.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +45,7 @@ class Phi:
 def function(name: str | core.Activation, negative_slope: float | None = None) -> Phi:
     """φ as a function of arrays, for every activation in `skipless.activation_names()`.
 
-    It keeps the type of its input, can be differentiated, compiled, mapped and pickled, and is
-    equal to any other of the same name.
+    It keeps the type of its input, and is equal to any other of the same name.
 
     >>> x = jnp.linspace(-2.0, 2.0, 5)
     >>> bool(jnp.array_equal(function("hard_tanh")(x), jnp.clip(x, -1.0, 1.0)))
@@ -155,10 +153,8 @@ class Shaped:
     $$\hat\varphi(x) = s_o \left(\varphi(s_i\, x + b_i) + b_o\right)$$
 
     The constants are Python numbers, which JAX applies in the precision of `x`. Half precision is
-    computed in float32 and rounded once, for $s_o$ magnifies every error that is made before it.
-    Equal ones are the same to `jax.jit`, and they can be pickled if their function can.
-
-    A sigmoid is a tanh of half its input, moved up:
+    computed in float32 and rounded once. Equal ones are the same to `jax.jit`, and they can be
+    pickled if their function can.
 
     >>> half = Shaped(function("tanh"), 0.5, 0.0, 0.5, 1.0)
     >>> bool(jnp.allclose(half(0.3), function("sigmoid")(0.3)))
@@ -172,18 +168,14 @@ class Shaped:
     output_shift: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in _CONSTANTS:
-            number = float(getattr(self, name))
-            if not math.isfinite(number) or (name == "input_scale" and number == 0.0):
-                raise ValueError(
-                    f"{name} must be finite, and input_scale other than 0; got {name} = {number:g}."
-                )
-            object.__setattr__(self, name, number)
+        for name in core.CONSTANTS:
+            object.__setattr__(self, name, float(getattr(self, name)))
+        core.require_constants("Shaped", self.constants)
 
     @property
     def constants(self) -> dict[str, float]:
         """The four numbers that define φ̂, by their names."""
-        return {name: getattr(self, name) for name in _CONSTANTS}
+        return {name: getattr(self, name) for name in core.CONSTANTS}
 
     def __call__(self, x: ArrayLike) -> Array:
         return in_float32(self._apply, jnp.asarray(x))
@@ -199,9 +191,6 @@ class Shaped:
         return y if self.output_scale == 1.0 else y * self.output_scale
 
 
-_CONSTANTS = tuple(field.name for field in fields(Shaped))[1:]
-
-
 def shaped(solution: Solution, function: Function | None = None) -> Shaped:
     """The φ̂ of `solution` as a function of arrays, which can be jitted, mapped and differentiated.
 
@@ -215,5 +204,5 @@ def shaped(solution: Solution, function: Function | None = None) -> Shaped:
     True
     """
     require_solution(solution)
-    used = {name: v for name in _CONSTANTS if (v := solution.parameters[name]) is not None}
+    used = {name: v for name in core.CONSTANTS if (v := solution.parameters[name]) is not None}
     return Shaped(in_arrays(solution.base) if function is None else function, **used)

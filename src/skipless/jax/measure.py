@@ -1,12 +1,7 @@
-r"""The kernel of a real network: empirical q and c values, beside what the theory predicts.
+"""The kernel of a real network: empirical q and c values, beside what the theory predicts.
 
-At a location of an array with $d$ channels, two samples have
-
-$$\hat q = \frac{\|x\|^2}{d}, \qquad \hat c = \frac{x_1^\top x_2}{\|x_1\|\,\|x_2\|}.$$
-
-They are taken where the theory has a node, whatever the function calls it: the record of its
-operations runs step by step, and keeps only these numbers. In names of dimensions, `_p` runs over
-pairs, `_l` over locations and `_c` over channels.
+They are those of `skipless.torch.measure`. The record of a function's operations runs step by step,
+and keeps only these numbers.
 """
 
 from __future__ import annotations
@@ -21,14 +16,8 @@ import numpy as np
 
 from skipless.core import measure as core
 from skipless.core.activations import Array
-from skipless.core.measure import (
-    TOLERANCE,
-    Check,
-    Measurement,
-    known_solution,
-    require_known_solution,
-)
-from skipless.core.solution import Solution, require_solution
+from skipless.core.measure import TOLERANCE, Check, Measurement
+from skipless.core.solution import Solution
 from skipless.core.trace import Axes
 
 from .init import Distribution, draw_weights
@@ -49,10 +38,7 @@ class Replay:
         self.channel_axis = reading.axes[self._start].channels[0] - 1
 
     def __call__(self, start: np.ndarray, weights: Mapping[Tensor, object]) -> tuple[Array, Array]:
-        """The q and c values of shape (live nodes, pairs), with these `weights`.
-
-        The `start` replaces what a normalisation would make of the example.
-        """
+        """The q and c values of shape (live nodes, pairs), from this `start` of the graph on."""
         return self.run(self._example, weights, jnp.asarray(start, self._example.dtype))
 
     def run(
@@ -62,12 +48,6 @@ class Replay:
         start: jax.Array | None = None,
     ) -> tuple[Array, Array]:
         """The same for these `inputs` of the function."""
-        seen = self._run(inputs, weights, start)
-        return core.values_at_nodes(self.graph, self._tensors, seen)
-
-    def _run(
-        self, inputs: jax.Array, drawn: Mapping[Tensor, object], start: jax.Array | None
-    ) -> dict[Tensor, tuple[jax.Array, jax.Array]]:
         record, samples = self._reading.record, len(inputs)
         seen: dict[Tensor, tuple[jax.Array, jax.Array]] = {}
         values: dict[Tensor, object] = {}
@@ -84,14 +64,14 @@ class Replay:
         for op in record.operations:
             if not op.signals:
                 continue
-            arguments = [values[t] if t.signal else self._constant(t, drawn) for t in op.inputs]
+            arguments = [values[t] if t.signal else self._constant(t, weights) for t in op.inputs]
             for tensor, value in zip(op.outputs, op.run(*arguments), strict=True):
                 keep(tensor, value)
             for tensor in {t for t in op.inputs if t.signal}:
                 readers[tensor] -= 1
                 if not readers[tensor]:
                     del values[tensor]
-        return seen
+        return core.values_at_nodes(self.graph, self._tensors, seen)
 
     def _constant(self, tensor: Tensor, drawn: Mapping[Tensor, object]) -> object:
         value = drawn.get(tensor)
@@ -106,10 +86,7 @@ class Replay:
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _kernel(x: jax.Array, axes: Axes, samples: int) -> tuple[jax.Array, jax.Array]:
-    """The q and c value of each pair in a batch, averaged over locations.
-
-    Locations where a sample is zero have no cosine and are left out of that average.
-    """
+    """The q and c values of pairs, averaged over locations; c over those without a zero sample."""
     if x.ndim == 1:
         x, axes = x[:, None], Axes(0, (1,))
     width = math.prod(x.shape[axis] for axis in axes.channels)
@@ -164,8 +141,8 @@ def measure(
         return Measurement.of(graph, q, c)
     reading = read(fn, *args, argnum=place)
     replay = Replay(reading, inputs)
-    sample = _sampler(reading, known_solution(fn))
-    weights = [{}] if seeds is None else map(sample, _keys(seeds))
+    draws = partial(draw_weights, reading, **core.sigmas(core.known_solution(fn)))
+    weights = [{}] if seeds is None else map(draws, _keys(seeds))
     q, c = core.stack([replay.run(inputs, drawn) for drawn in weights])
     return Measurement.of(replay.graph, q, c)
 
@@ -183,22 +160,11 @@ def check(
 ) -> Check:
     r"""What `solution` predicts for `fn`, beside what is measured, at every node of its graph.
 
-    A node agrees if c, and q relative to its prediction, are off by at most the `tolerance` and
-    four standard errors; `skipless.torch.check` says what finite width adds. Convolutions have
-    their weights at one tap (Delta initialisation). Weights computed from others are refused.
-
-    Args:
-        fn: A function or a module, as for `trace`.
-        *args: Its arguments. Weights are drawn, so `jax.ShapeDtypeStruct`s are enough, and of the
-            input only the shape of a sample matters.
-        solution: What shaped the network; a converted model carries it.
-        cosines: Those of the pairs of inputs that go through the network.
-        seeds: How many draws of the weights, or the seeds themselves: `seeds=tqdm(range(50))` shows
-            progress.
-        pairs: How many pairs of inputs there are for each cosine.
-        distribution: "orthogonal" or "gaussian" weights.
-        tolerance: What finite width may add to a difference.
-        argnum: Which argument is the input.
+    `fn`, its arguments and `argnum` are as for `trace`; the others are those of
+    `skipless.torch.check`, which says what finite widths do. Weights are drawn, so
+    `jax.ShapeDtypeStruct`s are enough, and of the input only the shape of a sample matters.
+    Convolutions have their weights at one tap (Delta initialisation). Weights computed from others
+    are refused.
 
     >>> from skipless import Graph, TAT, solve
     >>> from skipless.jax import shaped
@@ -211,23 +177,15 @@ def check(
     >>> check(model, weights, jnp.zeros((1, 100)), solution=trelu, seeds=5).agrees
     True
     """
-    solution = require_known_solution(fn) if solution is None else solution
-    require_solution(solution)
+    solution = core.find_solution(fn, solution)
     samples = core.batch_size(cosines, pairs)
     place = input_index(args, argnum)
     example = args[place]
     batch = jnp.ones((samples, *example.shape[1:]), example.dtype)  # pyright: ignore
     reading = read(fn, *args[:place], batch, *args[place + 1 :], argnum=place)
-    draws = map(_sampler(reading, solution, distribution), _keys(seeds))
-    return core.check(Replay(reading, batch), solution, draws, cosines, pairs, tolerance)
-
-
-def _sampler(
-    reading: Reading, solution: Solution | None, distribution: Distribution = "orthogonal"
-) -> Callable[[jax.Array], dict[Tensor, jax.Array]]:
-    """Draws weights for the recorded tensors, given a key."""
-    sigmas = {} if solution is None else {"sigma_w": solution.sigma_w, "sigma_b": solution.sigma_b}
-    return lambda key: draw_weights(reading, key, distribution=distribution, **sigmas)
+    draw = partial(draw_weights, reading, distribution=distribution, **core.sigmas(solution))
+    replay, draws = Replay(reading, batch), map(draw, _keys(seeds))
+    return core.check(replay, solution, draws, cosines, pairs, tolerance)
 
 
 def pair_inputs(
@@ -240,8 +198,7 @@ def pair_inputs(
 ) -> jax.Array:
     """A batch of random pairs of samples of `shape`, of q value 1 and of that `cosine`.
 
-    Both are exact at every location, for a sample has the same vector of channels at all of them.
-    What pools, pads or flattens locations then keeps them exact.
+    Both are exact at every location, as those of `skipless.torch.pair_inputs`.
 
     >>> x = pair_inputs((4, 4, 3), pairs=2, cosine=-0.5)
     >>> x.shape, bool(jnp.allclose(jnp.mean(x[0] * x[1], axis=-1), -0.5))

@@ -1,16 +1,4 @@
-r"""Inputs of q value 1, as the theory assumes them.
-
-The q value of an input is $q = \|x\|^2 / d$, and all predictions are for $q = 1$ (section 2.2).
-Which numbers make up $x$ depends on the network:
-
-- A convolutional network under Delta initialisation acts on every location by itself, so each
-  location's vector of channels needs q value 1: `normalize_per_location`.
-- A multilayer perceptron takes all numbers of a sample as one vector: `normalize_per_sample`.
-
-With smooth activations predictions hold only then. Rectifiers commute with positive scales, so c
-values come out right without it; but a location of zeros, such as a black pixel, has no c value in
-any network, and locations of different q values have different weights when pooled.
-"""
+"""Inputs of q value 1, as the theory assumes them; `skipless.torch.normalize` says why."""
 
 from __future__ import annotations
 
@@ -29,13 +17,8 @@ def normalize_per_location(
 
     $$x \mapsto \sqrt{\frac{d + 1}{\|x\|^2 + h^2}}\; (x_1, \ldots, x_d, h)$$
 
-    Scaling alone would forget the length of $x$, which is the brightness of a pixel. The
-    homogeneous coordinate $h$ keeps it, and gives a location of zeros a direction. It should be of
-    the size of the entries of `x`: 1 for standardised data.
-
-    **The output has one channel more than the input**, as the first layer must expect. With
-    `homogeneous=None` it has not; then locations of zeros stay zero.
-
+    The homogeneous coordinate $h$ keeps the length of $x$. **The output has one channel more than
+    the input.** With `homogeneous=None` it does not, and locations of zeros stay zero.
     `channel_axis` is -1 for the layout of Flax, channels last; 1 for batches with channels first.
 
     >>> black_and_blue = jnp.array([[0.0, 0.0, 0.0], [0.0, 0.0, 3.0]])
@@ -58,8 +41,7 @@ def normalize_per_sample(x: ArrayLike, *, start_axis: int = 1) -> Array:
     """`x` scaled to q value 1 over all numbers of each sample; a sample of zeros stays zero.
 
     A sample is what lies in the axes from `start_axis` on: 1 in batches, 0 for a single sample, as
-    under `jax.vmap`. Among many numbers the length is a small loss. Where it matters,
-    `normalize_per_location(x.reshape(len(x), -1))` keeps it in one number more.
+    under `jax.vmap`.
 
     >>> normalize_per_sample(jnp.array([[3.0, 0.0, 0.0, 0.0], [5.0, 5.0, -5.0, 5.0]])).tolist()
     [[2.0, 0.0, 0.0, 0.0], [1.0, 1.0, -1.0, 1.0]]
@@ -85,7 +67,6 @@ def _as_floating(x: ArrayLike) -> Array:
 
 
 def _scale_to_unit_q(x: Array, axes: tuple[int, ...]) -> Array:
-    """`x` times what makes its mean square over `axes` 1; zeros stay zeros."""
     # Squares of entries that are at most 1 do not overflow. The result does not depend on `peak`,
     # so it needs no derivative.
     peak = jnp.max(jnp.abs(jax.lax.stop_gradient(x)), axis=axes, keepdims=True)

@@ -18,47 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from skipless.core import record as rec
 from skipless.core import trace as core
 from skipless.core.activations import Array
 from skipless.core.graph import Graph
-from skipless.core.record import (
-    AxisMap,
-    Bias,
-    Concatenation,
-    Layer,
-    Move,
-    Norm,
-    Pointwise,
-    Preparation,
-    Recorded,
-    ShapedCall,
-    Unsupported,
-    UnsupportedModelError,
-    combines_branches,
-)
-from skipless.core.record import Operation as Described
+from skipless.core.record import Recorded, UnsupportedModelError
 
+from . import operations as kinds
 from .constants import Constants, x64
-from .operations import (
-    ADDITIONS,
-    AFFINE,
-    APPROXIMATE_MOVES,
-    ARITHMETIC,
-    LAYOUTS,
-    MOVES,
-    POINTWISE,
-    PROBABILITIES,
-    SUMS,
-    UNCHANGED,
-    UNCOVERED,
-    UNKNOWN,
-    axis_map,
-    count_summed,
-    evaluate,
-    layer,
-    weight_of,
-    without_moves,
-)
+from .operations import axis_map, count_summed, evaluate, layer, weight_of, without_moves
 from .record import FlatProgram, Operation, Region, Tensor, find_regions, record
 
 # How close a function must be to an activation, by the bits of the numbers in its definition.
@@ -165,19 +133,21 @@ class Description(Recorded[Tensor]):
         self.input = record.input
         self.biases: list[Operation] = []
         self._record, self._constants = record, constants
-        self._operations: dict[Tensor, Described[Tensor]] = {}
+        self._operations: dict[Tensor, rec.Operation[Tensor]] = {}
         self._regions = find_regions(record)
         self._statistics: set[Tensor] = set()
         self._counts: dict[Tensor, float] = {}  # of the numbers in a sum that is not divided yet
         self._close = _closeness(record)
         for op in record.operations:
             if op.name == "gather" and not op.inputs[0].signal and op.inputs[1].signal:
-                raise UnsupportedModelError(_uncovered(op, op.name, UNCOVERED[op.name]))
+                raise UnsupportedModelError(
+                    _uncovered(op, op.name, kinds.UNCOVERED[op.name]).message
+                )
         for op in record.operations:
             self._add(op)
 
     @property
-    def operations(self) -> Mapping[Tensor, Described[Tensor]]:
+    def operations(self) -> Mapping[Tensor, rec.Operation[Tensor]]:
         return self._operations
 
     @property
@@ -195,7 +165,7 @@ class Description(Recorded[Tensor]):
         op = tensor.operation
         if op is None:
             return tensor.name
-        if op.name in AFFINE and not op.location.scope and not op.location.line:
+        if op.name in kinds.AFFINE and not op.location.scope and not op.location.line:
             # As in nnx.Sequential: "['layers'][0]['kernel'].value" is a weight of layers.0.
             words = re.findall(r"\w+", without_moves(weight_of(op)).name.removesuffix(".value"))
             return ".".join(words[:-1]) or str(op.location)
@@ -241,62 +211,63 @@ class Description(Recorded[Tensor]):
         source, *others = region.sources
         for tensor in op.outputs:
             if region.kind == "probabilities":
-                self._operations[tensor] = Unsupported(_uncovered(op, "softmax", PROBABILITIES))
+                self._operations[tensor] = _uncovered(op, "softmax", kinds.PROBABILITIES)
             elif others and region.kind != "normalised input":
                 self._operations[tensor] = _combination(op, f"a layer ({op.name})")
             elif tensor is not region.result:
                 self._statistics.add(tensor)
             elif region.kind == "norm":
-                self._operations[tensor] = Norm((source,))
+                self._operations[tensor] = rec.Norm((source,))
             elif region.kind == "shaped":
-                self._operations[tensor] = ShapedCall((source,))
+                self._operations[tensor] = rec.ShapedCall((source,))
             elif region.kind == "normalised input":
-                self._operations[tensor] = Preparation(tuple(region.sources))
+                self._operations[tensor] = rec.Preparation(tuple(region.sources))
             else:
                 rough = "resize" if region.kind == "resize" else ""
-                self._operations[tensor] = Move((source,), region.kind, _same_axes(source), rough)
+                self._operations[tensor] = _in_place(source, region.kind, rough)
 
-    def _describe(self, op: Operation, tensor: Tensor) -> Described[Tensor]:
+    def _describe(self, op: Operation, tensor: Tensor) -> rec.Operation[Tensor]:
         source, *others = op.signals
-        if op.name in AFFINE:
-            about = (" of a kind of its own", UNKNOWN[1])
-            return layer(op) or Unsupported(_uncovered(op, op.name, about))
-        if op.name in SUMS:
+        if op.name in kinds.AFFINE:
+            about = (" of a kind of its own", kinds.UNKNOWN[1])
+            return layer(op) or _uncovered(op, op.name, about)
+        if op.name in kinds.SUMS:
             count = count_summed(op)
             self._counts[tensor] = count * self._counts.get(source, 1.0)
-            return Move((source,), op.name, axis_map(op, source, tensor), factor=count)
-        if (op.name in MOVES and op.inputs[0].signal) or op.name in APPROXIMATE_MOVES:
+            return rec.Move((source,), op.name, axis_map(op, source, tensor), factor=count)
+        if (op.name in kinds.MOVES and op.inputs[0].signal) or op.name in kinds.APPROXIMATE_MOVES:
             if others:
-                return Unsupported(_uncovered(op, op.name, UNCOVERED["gather"]))
+                return _uncovered(op, op.name, kinds.UNCOVERED["gather"])
             if source in self._counts:
                 self._counts[tensor] = self._counts[source]
-            rough = op.name if op.name in APPROXIMATE_MOVES else ""
-            return Move((source,), op.name, axis_map(op, source, tensor), rough)
+            rough = op.name if op.name in kinds.APPROXIMATE_MOVES else ""
+            return rec.Move((source,), op.name, axis_map(op, source, tensor), rough)
         if op.name == "concatenate":
             axis = op.parameters["dimension"]
             widths = [float(t.shape[axis]) for t in op.inputs]
-            return Concatenation(tuple(t if t.signal else None for t in op.inputs), widths, axis)
-        if op.name not in POINTWISE:
-            return Unsupported(_uncovered(op, op.name, UNCOVERED.get(op.name, UNKNOWN)))
+            parts = tuple(t if t.signal else None for t in op.inputs)
+            return rec.Concatenation(parts, widths, axis)
+        if op.name not in kinds.POINTWISE:
+            return _uncovered(op, op.name, kinds.UNCOVERED.get(op.name, kinds.UNKNOWN))
         return self._pointwise(op)
 
-    def _pointwise(self, op: Operation) -> Described[Tensor]:
+    def _pointwise(self, op: Operation) -> rec.Operation[Tensor]:
         source, *others = op.signals
         if self._is_bias(op):
             self.biases.append(op)
-            return Bias((source,))
-        if op.name not in ADDITIONS and any(t.random for t in op.inputs if not t.signal):
-            return Unsupported(
+            return rec.Bias((source,))
+        if op.name not in kinds.ADDITIONS and any(t.random for t in op.inputs if not t.signal):
+            return rec.Unsupported(
                 f"{op.location} computes {op.name} with random numbers, as dropout does. Trace the "
                 "model in evaluation mode, or use the dropout of Flax, Haiku or Equinox."
             )
         if self._divides_by_counts(op):
-            return Move((source,), op.name, _same_axes(source), factor=1.0 / self._counts[source])
+            return _in_place(source, op.name, factor=1.0 / self._counts[source])
         if (chosen := self._constant_choice(op)) is not None:
-            return Move((chosen,), op.name, _same_axes(chosen))
-        weights = (1.0, -1.0 if op.name == "sub" else 1.0) if op.name in ADDITIONS else None
-        affine = op.name in ARITHMETIC | UNCHANGED and not others
-        return Pointwise(tuple(op.signals), op.name, weights if others else None, affine)
+            return _in_place(chosen, op.name)
+        weights = (1.0, -1.0 if op.name == "sub" else 1.0) if op.name in kinds.ADDITIONS else None
+        affine = op.name in kinds.ARITHMETIC | kinds.UNCHANGED and not others
+        return rec.Pointwise(tuple(op.signals), op.name, weights if others else None, affine)
 
     def _is_bias(self, op: Operation) -> bool:
         """Whether `op` adds an array to what a layer computes, reshaped at most in between.
@@ -304,7 +275,7 @@ class Description(Recorded[Tensor]):
         The array does not depend on the input, so it is the layer's bias. A number is not: it may
         belong to the activation that follows.
         """
-        if op.name not in ADDITIONS or len(op.signals) != 1:
+        if op.name not in kinds.ADDITIONS or len(op.signals) != 1:
             return False
         (added,) = (t for t in op.inputs if not t.signal)
         if not added.parametric and self._constants.number(added) is not None:
@@ -312,9 +283,9 @@ class Description(Recorded[Tensor]):
         if op.name == "sub" and added is op.inputs[0]:
             return False
         tensor = op.signals[0]
-        while tensor.operation is not None and tensor.operation.name in LAYOUTS:
+        while tensor.operation is not None and tensor.operation.name in kinds.LAYOUTS:
             tensor = tensor.operation.inputs[0]
-        return isinstance(self._operations.get(tensor), Layer | Bias)
+        return isinstance(self._operations.get(tensor), rec.Layer | rec.Bias)
 
     def _divides_by_counts(self, op: Operation) -> bool:
         """Whether a window's sum is divided by how many places it has, fewer at the border."""
@@ -331,17 +302,19 @@ class Description(Recorded[Tensor]):
         return chosen if chosen is not None and chosen.signal else None
 
 
-def _same_axes(tensor: Tensor) -> AxisMap:
-    return AxisMap.identity(len(tensor.shape))
+def _in_place(source: Tensor, name: str, rough: str = "", factor: float = 1.0) -> rec.Move[Tensor]:
+    return rec.Move((source,), name, rec.AxisMap.identity(len(source.shape)), rough, factor)
 
 
-def _combination(op: Operation, name: str) -> Unsupported:
-    return Unsupported(combines_branches(str(op.location), name))
+def _combination(op: Operation, name: str) -> rec.Unsupported:
+    return rec.Unsupported(rec.combines_branches(str(op.location), name))
 
 
-def _uncovered(op: Operation, name: str, about: tuple[str, str]) -> str:
+def _uncovered(op: Operation, name: str, about: tuple[str, str]) -> rec.Unsupported:
     kind, advice = about
-    return f"{op.location} computes {name}{kind}, which has no Q and C maps. {advice}"
+    return rec.Unsupported(
+        f"{op.location} computes {name}{kind}, which has no Q and C maps. {advice}"
+    )
 
 
 def _closeness(record: FlatProgram) -> float:

@@ -181,40 +181,16 @@ def _negative_part(x: Array) -> Array:
 
 
 _TABLE: dict[str, Function] = {
-    "abs": ops.abs,
-    "asinh": _in_full(ops.arcsinh, "asinh"),
-    "atan": _in_full(ops.arctan, "atan"),
-    "bent_identity": bent_identity,
-    "celu": celu,
-    "cos": _in_full(ops.cos, "cos"),
-    "elu": elu,
-    "erf": ops.erf,
-    "gaussian": gaussian,
-    "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
-    "hard_sigmoid": hard_sigmoid,
-    "hard_swish": hard_swish,
-    "hard_tanh": hard_tanh,
-    "identity": identity,
-    "leaky_relu": leaky_relu,
-    "log_sigmoid": ops.log_sigmoid,
-    "mish": mish,
-    "quick_gelu": quick_gelu,
-    "relu": ops.relu,
-    "relu6": ops.relu6,
-    "relu_squared": relu_squared,
-    "selu": selu,
-    "sigmoid": ops.sigmoid,
-    "silu": ops.silu,
-    "sin": _in_full(ops.sin, "sin"),
-    "soft_shrink": soft_shrink,
-    "softplus": softplus,
-    "softsign": softsign,
-    "square": ops.square,
-    "squareplus": squareplus,
-    "tanh": tanh,
-    "tanh_shrink": tanh_shrink,
-}
+    "abs": ops.abs, "asinh": _in_full(ops.arcsinh, "asinh"), "atan": _in_full(ops.arctan, "atan"),
+    "bent_identity": bent_identity, "celu": celu, "cos": _in_full(ops.cos, "cos"), "elu": elu,
+    "erf": ops.erf, "gaussian": gaussian, "gelu": gelu, "gelu_tanh": gelu_tanh,
+    "hard_sigmoid": hard_sigmoid, "hard_swish": hard_swish, "hard_tanh": hard_tanh,
+    "identity": identity, "leaky_relu": leaky_relu, "log_sigmoid": ops.log_sigmoid, "mish": mish,
+    "quick_gelu": quick_gelu, "relu": ops.relu, "relu6": ops.relu6, "relu_squared": relu_squared,
+    "selu": selu, "sigmoid": ops.sigmoid, "silu": ops.silu, "sin": _in_full(ops.sin, "sin"),
+    "soft_shrink": soft_shrink, "softplus": softplus, "softsign": softsign, "square": ops.square,
+    "squareplus": squareplus, "tanh": tanh, "tanh_shrink": tanh_shrink,
+}  # fmt: skip
 
 
 def function(name: str | core.Activation, negative_slope: float | None = None) -> Function:
@@ -230,7 +206,6 @@ def function(name: str | core.Activation, negative_slope: float | None = None) -
 
 
 Config = dict[str, object]
-_CONSTANTS = ("input_scale", "input_shift", "output_scale", "output_shift")
 
 
 @keras.saving.register_keras_serializable(package="skipless")
@@ -241,9 +216,7 @@ class ShapedActivation(keras.layers.Layer):
 
     φ is a name, an `Activation` of `core`, or a function of tensors; to be loaded from a file, such
     a function is registered, or given as one of the `custom_objects`. Half precision is computed in
-    float32 and rounded once, because $s_o$ magnifies every earlier error.
-
-    A sigmoid is a tanh of half its input, moved up:
+    float32 and rounded once. A sigmoid is a tanh of half its input, moved up:
 
     >>> half = ShapedActivation("tanh", 0.5, 0.0, 0.5, 1.0)
     >>> x = ops.array([-2.0, 0.0, 1.0])
@@ -277,7 +250,7 @@ class ShapedActivation(keras.layers.Layer):
         self.input_shift = float(input_shift)
         self.output_scale = float(output_scale)
         self.output_shift = float(output_shift)
-        self._require_finite()
+        core.require_constants(f"{type(self).__name__} of {self.phi}", self.constants)
         self.built = True
 
     @staticmethod
@@ -307,7 +280,7 @@ class ShapedActivation(keras.layers.Layer):
     def constants(self) -> dict[str, float]:
         """The numbers that define φ̂."""
         slope = {} if self.negative_slope is None else {"negative_slope": self.negative_slope}
-        return slope | {name: getattr(self, name) for name in _CONSTANTS}
+        return slope | {name: getattr(self, name) for name in core.CONSTANTS}
 
     def call(self, x: Array) -> Array:
         if is_half(x):
@@ -326,7 +299,7 @@ class ShapedActivation(keras.layers.Layer):
 
     def get_config(self) -> Config:
         phi = self.phi if self._named else keras.saving.serialize_keras_object(self.function)
-        numbers = {name: getattr(self, name) for name in _CONSTANTS}
+        numbers = {name: getattr(self, name) for name in core.CONSTANTS}
         return {**super().get_config(), "phi": phi, **numbers}
 
     @classmethod
@@ -338,14 +311,6 @@ class ShapedActivation(keras.layers.Layer):
     def __repr__(self) -> str:
         numbers = ", ".join(f"{n}={v:.6g}" for n, v in self.constants.items())
         return f"{type(self).__name__}({self.phi.split('(')[0]}, {numbers})"
-
-    def _require_finite(self) -> None:
-        for name, number in self.constants.items():
-            if not math.isfinite(number) or (name == "input_scale" and number == 0.0):
-                raise ValueError(
-                    f"{type(self).__name__} of {self.phi} needs finite constants and a nonzero "
-                    f"input_scale, as `solve` finds them, got {name} = {number:g}"
-                )
 
 
 @keras.saving.register_keras_serializable(package="skipless")

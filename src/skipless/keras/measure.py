@@ -1,11 +1,7 @@
-r"""The kernel of a real network: empirical q and c values, beside what the theory predicts.
+"""The kernel of a real network: empirical q and c values, beside what the theory predicts.
 
-At a location of a tensor with $d$ channels, two samples have
-
-$$\hat q = \frac{\|x\|^2}{d}, \qquad \hat c = \frac{x_1^\top x_2}{\|x_1\|\,\|x_2\|}.$$
-
-They are taken where the theory has a node, whatever the model calls it: the recorded calls run one
-by one, and only these numbers are kept.
+They are those of `skipless.torch.measure`. The recorded calls run one by one, and only these
+numbers are kept.
 """
 
 # To a type checker, operations of Keras may return None.
@@ -24,14 +20,8 @@ import numpy as np
 from keras import ops
 
 from skipless.core import measure as core
-from skipless.core.measure import (
-    TOLERANCE,
-    Check,
-    Measurement,
-    known_solution,
-    require_known_solution,
-)
-from skipless.core.solution import Solution, require_solution
+from skipless.core.measure import TOLERANCE, Check, Measurement
+from skipless.core.solution import Solution
 from skipless.core.trace import Axes
 
 from .activations import Array
@@ -50,17 +40,8 @@ def measure(
 ) -> Measurement:
     """The q and c values of `model` at every node of its graph, averaged over pairs and locations.
 
-    The model is measured in evaluation mode, and left as it was.
-
-    Args:
-        model: A Sequential or Functional model.
-        inputs: A batch in which samples 0 and 1 are a pair, as are 2 and 3, and so on.
-        seeds: How many draws of the weights to measure, or the seeds themselves; standard errors
-            are then over seeds. Without it, the weights are those that the model has.
-        draw: Called as `draw(model, seed=...)` for each seed. The default is `initialize_`, with
-            the sigmas of the solution if the model is converted.
-
-    A linear layer with orthonormal rows and columns keeps both values:
+    The arguments are those of `skipless.torch.measure`; `draw` is called as `draw(model, seed=...)`
+    for each seed. A linear layer with orthonormal rows and columns keeps both values:
 
     >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, use_bias=False)])
     >>> found = measure(model, pair_inputs((8,), pairs=5, cosine=0.25), seeds=3)
@@ -68,9 +49,8 @@ def measure(
     [('Input', 1.0, 0.25), ('Affine', 1.0, 0.25)]
     """
     core.require_batch_of_pairs(tuple(inputs.shape))
-    replay, solution = Replay(read(model, inputs), example=inputs), known_solution(model)
-    if draw is None:
-        draw = initialize_ if solution is None else _draw_for(solution)
+    replay = Replay(read(model, inputs), example=inputs)
+    draw = draw or partial(initialize_, **core.sigmas(core.known_solution(model)))
     with _draws(model, seeds, draw) as draws:
         q, c = core.stack([replay.run(inputs) for _ in draws])
     return Measurement.of(replay.graph, q, c)
@@ -89,19 +69,9 @@ def check(
 ) -> Check:
     """What `solution` predicts for `model`, beside what is measured, at every node of its graph.
 
-    A node agrees if c, and q relative to its prediction, are off by at most the `tolerance` and
-    four standard errors; `skipless.torch.check` says what finite widths do. The model keeps its
-    weights.
-
-    Args:
-        model: A Sequential or Functional model.
-        example: A batch of inputs, or its shape, if the model leaves sizes open or is not built.
-        solution: What shaped the network; a converted model carries it.
-        cosines: Those of the pairs of inputs that go through the network.
-        seeds: How many draws of the weights, or the seeds themselves.
-        pairs: How many pairs of inputs there are for each cosine.
-        distribution: "orthogonal" or "gaussian" weights.
-        tolerance: What finite width may add to a difference.
+    The arguments are those of `skipless.torch.check`, which says what finite widths do. A model
+    needs an `example`, a batch of inputs or its shape, only if it leaves sizes open or is not
+    built. It keeps its weights.
 
     >>> from skipless import Graph, TAT, solve
     >>> from skipless.keras import ShapedActivation
@@ -111,11 +81,11 @@ def check(
     >>> check(model, solution=trelu, seeds=5).agrees
     True
     """
-    solution = solution or require_known_solution(model)
-    require_solution(solution)
+    solution = core.find_solution(model, solution)
     samples = core.batch_size(cosines, pairs)
     replay = Replay(read(model, example), samples, example)
-    with _draws(model, seeds, _draw_for(solution, distribution)) as draws:
+    draw = partial(initialize_, distribution=distribution, **core.sigmas(solution))
+    with _draws(model, seeds, draw) as draws:
         return core.check(replay, solution, draws, cosines, pairs, tolerance)
 
 
@@ -129,8 +99,7 @@ def pair_inputs(
 ) -> Array:
     """A batch of random pairs of samples of `shape`, of q value 1 and of that `cosine`.
 
-    Both are exact at every location, because a sample has the same vector of channels at all of
-    them. Pooling, padding and flattening locations then keeps them exact.
+    Both are exact at every location, as those of `skipless.torch.pair_inputs`.
 
     >>> x = pair_inputs((4, 4, 3), pairs=2, cosine=-0.5)
     >>> tuple(x.shape), bool(ops.all(ops.abs(ops.mean(x[0] * x[1], axis=-1) + 0.5) < 1e-6))
@@ -154,10 +123,7 @@ class Replay:
         self.start_shape = tuple(values[self._start].shape[1:])
 
     def __call__(self, start: np.ndarray, weights: None) -> tuple[np.ndarray, np.ndarray]:
-        """The q and c values of shape (live nodes, pairs), with the weights as they are.
-
-        The `start` replaces what layers that normalise the inputs would return.
-        """
+        """The q and c values of shape (live nodes, pairs), from this `start` of the graph on."""
         return self.run(self._stand_in, start)
 
     def run(self, inputs: Array, start: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -209,52 +175,27 @@ def _results_of(call: Call, values: Mapping[Tensor, Any]) -> list[Any]:
     if call.part == "activation":
         return [layer.activation(*args)]
     if call.part == "depthwise":
-        return [_depthwise(layer, args[0])]
+        options = (layer.strides, layer.padding, layer.data_format, layer.dilation_rate)
+        return [ops.depthwise_conv(args[0], layer.depthwise_kernel, *options)]
     if call.part == "pointwise":
         product = ops.conv(args[0], layer.pointwise_kernel, data_format=layer.data_format)
-        return [product + _along_channels(layer) if layer.use_bias else product]
+        ones, first = (1,) * layer.rank, layer.data_format == "channels_first"
+        along_channels = (1, -1, *ones) if first else (1, *ones, -1)
+        return [product + ops.reshape(layer.bias, along_channels) if layer.use_bias else product]
     if not is_stock(layer, AFFINE):
         return keras.tree.flatten(layer(*args, **kwargs))
-    with _without_activation(layer):
-        return keras.tree.flatten(layer(*args, **kwargs))
-
-
-def _depthwise(layer: Any, x: Any) -> Any:
-    """What the first half of a separable convolution makes of `x`."""
-    return ops.depthwise_conv(
-        x,
-        layer.depthwise_kernel,
-        strides=layer.strides,
-        padding=layer.padding,
-        data_format=layer.data_format,
-        dilation_rate=layer.dilation_rate,
-    )
-
-
-def _along_channels(layer: Any) -> Any:
-    """The bias of a convolution, in the shape in which it is added."""
-    ones = (1,) * layer.rank
-    first = layer.data_format == "channels_first"
-    return ops.reshape(layer.bias, (1, -1, *ones) if first else (1, *ones, -1))
-
-
-@contextmanager
-def _without_activation(layer: Any) -> Iterator[None]:
-    """The layer without its activation, which is a call of its own in the record."""
-    # Keras would take a layer that is set here, as an activation may be, for a new part.
+    # Its activation is a call of its own in the record. Keras would take a layer that is set here,
+    # as an activation may be, for a new part.
     before = layer.activation
     object.__setattr__(layer, "activation", None)
     try:
-        yield
+        return keras.tree.flatten(layer(*args, **kwargs))
     finally:
         object.__setattr__(layer, "activation", before)
 
 
 def _kernel(value: Array, axes: Axes, samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """The q and c value of each pair in a batch, averaged over locations.
-
-    Locations where a sample is zero have no cosine and are left out of that average.
-    """
+    """The q and c values of pairs, averaged over locations; c over those without a zero sample."""
     x = np.asarray(ops.convert_to_numpy(ops.cast(value, "float32")), np.float64)
     width = math.prod(x.shape[axis] for axis in axes.channels)
     last = range(x.ndim - len(axes.channels), x.ndim)
@@ -267,14 +208,6 @@ def _kernel(value: Array, axes: Axes, samples: int) -> tuple[np.ndarray, np.ndar
     count = np.where(known.any(axis=1), known.sum(axis=1), np.nan)
     c = np.where(known, np.clip(c_pl, -1.0, 1.0), 0.0).sum(axis=1) / count
     return (q_1 + q_2).mean(axis=1) / 2.0, c
-
-
-def _draw_for(
-    solution: Solution, distribution: Distribution = "orthogonal"
-) -> Callable[..., object]:
-    return partial(
-        initialize_, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, distribution=distribution
-    )
 
 
 @contextmanager

@@ -1,10 +1,4 @@
-r"""Inputs of q value 1, as the theory assumes them.
-
-The q value of an input is $q = \|x\|^2 / d$; all predictions are for $q = 1$ (section 2.2). A
-convolutional network under Delta initialisation acts on every location by itself, so that each
-location's vector of channels needs q value 1: `normalize_per_location`. A multilayer perceptron
-takes all numbers of a sample as one vector: `normalize_per_sample`.
-"""
+"""Inputs of q value 1, as the theory assumes them; `skipless.torch.normalize` says why."""
 
 from __future__ import annotations
 
@@ -26,10 +20,8 @@ def normalize_per_location(
 
     $$x \mapsto \sqrt{\frac{d + 1}{\|x\|^2 + h^2}}\; (x_1, \ldots, x_d, h)$$
 
-    Scaling alone would forget the length of $x$, which is the brightness of a pixel. The
-    homogeneous coordinate $h$ keeps it, and gives a location of zeros a direction. **The output has
-    one channel more than the input.** With `homogeneous=None` it does not, and locations of zeros
-    stay zero.
+    The homogeneous coordinate $h$ keeps the length of $x$. **The output has one channel more than
+    the input.** With `homogeneous=None` it does not, and locations of zeros stay zero.
 
     >>> y = normalize_per_location(ops.array([[0.0, 0.0, 0.0], [0.0, 0.0, 3.0]]))
     >>> ops.convert_to_numpy(y)[0].tolist()
@@ -39,7 +31,7 @@ def normalize_per_location(
     if homogeneous is not None:
         first = ops.take(wide, ops.array([0]), axis=channel_axis)
         wide = ops.concatenate([wide, ops.full_like(first, homogeneous)], axis=channel_axis)
-    return ops.cast(_scaled(wide, (channel_axis,)), x.dtype)
+    return ops.cast(_scale_to_unit_q(wide, (channel_axis,)), x.dtype)
 
 
 def normalize_per_sample(x: Array, *, start_axis: int = 1) -> Array:
@@ -57,7 +49,7 @@ def normalize_per_sample(x: Array, *, start_axis: int = 1) -> Array:
             f"{tuple(x.shape)}. For a single sample without a batch, set start_axis=0."
         )
     wide = ops.cast(x, "float32") if is_half(x) else x
-    return ops.cast(_scaled(wide, axes), x.dtype)
+    return ops.cast(_scale_to_unit_q(wide, axes), x.dtype)
 
 
 @keras.saving.register_keras_serializable(package="skipless")
@@ -111,9 +103,8 @@ class PerLocationNormalization(keras.layers.Layer):
         return super().from_config(own)
 
 
-def _scaled(x: Array, axes: tuple[int, ...]) -> Array:
-    """`x` times what makes its mean square over `axes` 1; zeros stay zeros."""
-    # Squares of entries that are at most 1 do not overflow.
+def _scale_to_unit_q(x: Array, axes: tuple[int, ...]) -> Array:
+    # As in PyTorch, squares of entries that are at most 1 do not overflow.
     peak = ops.stop_gradient(ops.max(ops.abs(x), axis=axes, keepdims=True))
     nothing = peak == 0.0
     x = x / ops.where(nothing, ops.ones_like(peak), peak)

@@ -18,47 +18,16 @@ import numpy as np
 from keras import layers, ops
 from keras.src.backend.common import dtypes
 
+from skipless.core import record as rec
 from skipless.core import trace as core
 from skipless.core.activations import Array
 from skipless.core.graph import Graph
-from skipless.core.record import (
-    AxisMap,
-    Concatenation,
-    Layer,
-    Move,
-    Norm,
-    Operation,
-    Pointwise,
-    Preparation,
-    Recorded,
-    ShapedCall,
-    UnsupportedModelError,
-    WeightedSum,
-)
+from skipless.core.record import Recorded, UnsupportedModelError
 
+from . import operations as kinds
 from .activations import ShapedActivation, WeightedAdd
 from .normalize import PerLocationNormalization
-from .operations import (
-    ACTIVATIONS,
-    AFFINE,
-    APPROXIMATE_MOVES,
-    MERGES,
-    MOVES,
-    NORMS,
-    OP_AFFINE,
-    OP_APPROXIMATE_MOVES,
-    OP_ARITHMETIC,
-    OP_MOVES,
-    OP_NORMS,
-    OP_POINTWISE,
-    OP_SOFTMAX,
-    RESCALINGS,
-    SOFTMAX_FUNCTIONS,
-    channels,
-    is_stock,
-    op_name,
-    unsupported,
-)
+from .operations import channels, is_stock, op_name, unsupported
 from .record import Call, Tensor, record_calls
 
 __all__ = ["Description", "Reading", "UnsupportedModelError", "read", "trace"]
@@ -78,9 +47,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Divide": operator.truediv,
     "TrueDivide": operator.truediv,
 }
-
-
-_ELEMENTWISE = OP_ARITHMETIC | OP_POINTWISE
+_ELEMENTWISE = kinds.OP_ARITHMETIC | kinds.OP_POINTWISE
 _PERMUTATIONS = {"Transpose", "Permute", "Swapaxes", "Moveaxis"}
 _MEANS = {"Mean", "Average"}
 _MANY = 2**6 * 3**3 * 5 * 7  # locations, which most numbers divide
@@ -89,9 +56,8 @@ _MANY = 2**6 * 3**3 * 5 * 7  # locations, which most numbers divide
 def trace(model: keras.Model, example: object = None) -> Graph:
     """The graph of a Functional or Sequential `model`, each node with the name of its layer.
 
-    Models inside it are read as if they were written out. Normalisation layers are left out: the
-    theory has no use for them. A softmax at the end belongs to the loss. What has no Q and C maps,
-    such as attention or products of branches, raises `UnsupportedModelError`.
+    Models inside it are read as if they were written out. A softmax at the end belongs to the loss.
+    Otherwise it is as `skipless.torch.trace`.
 
     Args:
         model: A Functional or Sequential model; it is left as it is.
@@ -127,7 +93,7 @@ class Description(Recorded[Tensor]):
         self._rounded: set[Tensor] = set()  # whose values are of float32
 
     @property
-    def operations(self) -> Mapping[Tensor, Operation[Tensor]]:
+    def operations(self) -> Mapping[Tensor, rec.Operation[Tensor]]:
         return self._operations
 
     @property
@@ -158,50 +124,51 @@ class Description(Recorded[Tensor]):
             self._rounded.add(tensor)
         return values
 
-    def _describe(self, tensor: Tensor) -> Operation[Tensor]:
+    def _describe(self, tensor: Tensor) -> rec.Operation[Tensor]:
         called, name = tensor.call.operation, op_name(tensor.call.operation)
         inputs = tuple(tensor.inputs)
         if is_stock(called, (PerLocationNormalization,)):
-            return Preparation(inputs)
+            return rec.Preparation(inputs)
         if _is_softmax(tensor):  # at the end it belongs to the loss
             if tensor is not self._output:
                 return unsupported(tensor.call.path, called, "Softmax")
             return _move(tensor)
-        if tensor.call.part == "activation" or is_stock(called, (ShapedActivation, *ACTIVATIONS)):
+        activates = is_stock(called, (ShapedActivation, *kinds.ACTIVATIONS))
+        if activates or tensor.call.part == "activation":
             if _function(tensor) is keras.activations.glu:
                 return unsupported(tensor.call.path, called, "Glu")
             if isinstance(_function(tensor), ShapedActivation):
-                return ShapedCall((inputs[0],))
-            return Pointwise(inputs, type(called).__name__)
-        if is_stock(called, AFFINE) or name in OP_AFFINE:
+                return rec.ShapedCall((inputs[0],))
+            return rec.Pointwise(inputs, type(called).__name__)
+        if is_stock(called, kinds.AFFINE) or name in kinds.OP_AFFINE:
             return _layer(tensor)
-        if is_stock(called, NORMS) or name in OP_NORMS:
-            return Norm((inputs[0],))
+        if is_stock(called, kinds.NORMS) or name in kinds.OP_NORMS:
+            return rec.Norm((inputs[0],))
         if is_stock(called, (layers.Concatenate,)) or name == "Concatenate":
             return _concatenation(tensor)
         if isinstance(called, WeightedAdd) and is_stock(called, (WeightedAdd,)):
-            return WeightedSum(inputs, called.sum_weights)
-        if is_stock(called, (*MERGES, *RESCALINGS)) or name in _ELEMENTWISE:
-            affine = is_stock(called, RESCALINGS) or name in OP_ARITHMETIC
+            return rec.WeightedSum(inputs, called.sum_weights)
+        if is_stock(called, (*kinds.MERGES, *kinds.RESCALINGS)) or name in _ELEMENTWISE:
+            affine = is_stock(called, kinds.RESCALINGS) or name in kinds.OP_ARITHMETIC
             weights = _weights(tensor, len(inputs))
-            return Pointwise(inputs, type(called).__name__, weights, affine)
+            return rec.Pointwise(inputs, type(called).__name__, weights, affine)
         if ".image_preprocessing." in type(called).__module__:  # augmentation
-            return Preparation(inputs, unsupported(tensor.call.path, called).message)
-        if is_stock(called, APPROXIMATE_MOVES) or name in OP_APPROXIMATE_MOVES:
+            return rec.Preparation(inputs, unsupported(tensor.call.path, called).message)
+        if is_stock(called, kinds.APPROXIMATE_MOVES) or name in kinds.OP_APPROXIMATE_MOVES:
             return _move(tensor, type(called).__name__)
-        if is_stock(called, MOVES) or name in OP_MOVES or _returns_its_input(called):
+        if is_stock(called, kinds.MOVES) or name in kinds.OP_MOVES or _returns_its_input(called):
             smooth = getattr(called, "interpolation", "nearest")
             return _move(tensor, "" if smooth == "nearest" else str(smooth))
         return unsupported(tensor.call.path, called)
 
 
-def _move(tensor: Tensor, approximate: str = "") -> Move[Tensor]:
+def _move(tensor: Tensor, approximate: str = "") -> rec.Move[Tensor]:
     source = tensor.inputs[0]
     name = type(tensor.call.operation).__name__
-    return Move((source,), name, _axis_map(tensor, source), approximate)
+    return rec.Move((source,), name, _axis_map(tensor, source), approximate)
 
 
-def _layer(tensor: Tensor) -> Layer[Tensor]:
+def _layer(tensor: Tensor) -> rec.Layer[Tensor]:
     layer: Any = tensor.call.operation
     inputs, part = tuple(tensor.inputs), tensor.call.part
     number, depthwise = channels(layer)
@@ -214,13 +181,13 @@ def _layer(tensor: Tensor) -> Layer[Tensor]:
     else:
         summed, made = ([_channel_axis(tensor, len(t.shape))] for t in (inputs[0], tensor))
     weights = None if op_name(layer) else (id(layer), part)
-    return Layer(inputs, weights, summed, made, number, depthwise)
+    return rec.Layer(inputs, weights, summed, made, number, depthwise)
 
 
-def _concatenation(tensor: Tensor) -> Concatenation[Tensor]:
+def _concatenation(tensor: Tensor) -> rec.Concatenation[Tensor]:
     axis: int = tensor.call.operation.axis  # pyright: ignore
     flat = keras.tree.flatten(tensor.call.args)
-    return Concatenation(
+    return rec.Concatenation(
         tuple(part if isinstance(part, Tensor) else None for part in flat),
         widths=[float(part.shape[axis] or 1) for part in tensor.inputs],
         axis=axis % len(tensor.shape),
@@ -258,7 +225,7 @@ def _called_function(call: Call) -> Callable[..., Any]:
         return lambda x: x * scale + offset
     if (exact := _ARITHMETIC.get(op_name(operation))) is not None:
         return exact
-    for kind, merge in MERGES.items():
+    for kind, merge in kinds.MERGES.items():
         if isinstance(operation, kind):
             return lambda terms: merge(*terms)
     return operation.call
@@ -283,23 +250,19 @@ def _float64() -> Iterator[None]:
     table = getattr(dtypes, "BIT64_TO_BIT32_DTYPE", {})
     before = dict(table)
     table["float64"] = "float64"
+    wide = contextlib.nullcontext()
+    if keras.backend.backend() == "jax":
+        import jax
+
+        wide = jax.enable_x64(True)
     try:
-        with _jax_in_float64():
+        with wide:
             yield
     finally:
         table.update(before)
 
 
-def _jax_in_float64() -> contextlib.AbstractContextManager[object]:
-    if keras.backend.backend() != "jax":
-        return contextlib.nullcontext()
-    import jax
-
-    return jax.enable_x64(True)
-
-
 def _function(tensor: Tensor) -> object:
-    """The activation of a layer, which may be a layer, or the layer itself."""
     operation: Any = tensor.call.operation
     if tensor.call.part == "activation" or isinstance(operation, layers.Activation):
         return operation.activation
@@ -310,14 +273,13 @@ def _is_softmax(tensor: Tensor) -> bool:
     operation = tensor.call.operation
     return (
         is_stock(operation, (layers.Softmax,))
-        or op_name(operation) in OP_SOFTMAX
-        or any(_function(tensor) is function for function in SOFTMAX_FUNCTIONS)
+        or op_name(operation) in kinds.OP_SOFTMAX
+        or any(_function(tensor) is function for function in kinds.SOFTMAX_FUNCTIONS)
         or isinstance(_function(tensor), layers.Softmax)
     )
 
 
 def _weights(tensor: Tensor, number: int) -> list[float] | None:
-    """The weights of the terms, if this is a sum."""
     operation, name = tensor.call.operation, op_name(tensor.call.operation)
     if isinstance(operation, layers.Add) or name == "Add":
         return [1.0] * number
@@ -335,24 +297,23 @@ def _returns_its_input(operation: object) -> bool:
     )
 
 
-def _axis_map(tensor: Tensor, source: Tensor) -> AxisMap:
-    """What a recorded move does to the axes of `source`."""
+def _axis_map(tensor: Tensor, source: Tensor) -> rec.AxisMap:
     operation: Any = tensor.call.operation
     name, rank = type(operation).__name__, len(source.shape)
     before, after = _sizes(source.shape, tensor.shape)
     if name in _PERMUTATIONS:
         distinct = keras.KerasTensor(tuple(range(2, 2 + rank)))
         shape = tuple(operation.compute_output_spec(distinct).shape)
-        return AxisMap(tuple((shape.index(axis + 2),) for axis in range(rank)))
+        return rec.AxisMap(tuple((shape.index(axis + 2),) for axis in range(rank)))
     if name == "GetItem":
         sizes, key = [size or 1 for size in source.shape], tensor.call.args[1]
-        return AxisMap(tuple(_kept(sizes, key, axis) for axis in range(rank)))
+        return rec.AxisMap(tuple(_kept(sizes, key, axis) for axis in range(rank)))
     pooled, dropped = _pooled(tensor, source), ()
     if len(after) < rank:
         one = name in ("Take", "Unstack")
         dropped = (operation.axis % rank,) if one else pooled
     padded = _padded(operation, rank)
-    return AxisMap.between(before, after, dropped=dropped, pooled=pooled, padded=padded)
+    return rec.AxisMap.between(before, after, dropped=dropped, pooled=pooled, padded=padded)
 
 
 def _pooled(tensor: Tensor, source: Tensor) -> list[int]:
@@ -377,13 +338,11 @@ def _padded(operation: Any, rank: int) -> list[int]:
 
 
 def _channel_axis(tensor: Tensor, rank: int) -> int:
-    """Where a layer has its channels in a tensor, its input or its output, of that `rank`."""
     first = getattr(tensor.call.operation, "data_format", None) == "channels_first"
     return 1 if first else rank - 1
 
 
 def _locations(operation: object, rank: int) -> list[int]:
-    """The axes that are neither of samples nor of channels."""
     first = getattr(operation, "data_format", None) == "channels_first"
     return list(range(2, rank) if first else range(1, rank - 1))
 

@@ -88,40 +88,17 @@ def softplus(x: Tensor, beta: float = 1.0) -> Tensor:
 
 
 _TABLE: dict[str, Function] = {
-    "abs": torch.abs,
-    "asinh": torch.asinh,
-    "atan": torch.atan,
-    "bent_identity": bent_identity,
-    "celu": celu,
-    "cos": torch.cos,
-    "elu": F.elu,
-    "erf": torch.erf,
-    "gaussian": gaussian,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "hard_sigmoid": hard_sigmoid,
-    "hard_swish": F.hardswish,
-    "hard_tanh": F.hardtanh,
-    "identity": torch.positive,
-    "leaky_relu": F.leaky_relu,
-    "log_sigmoid": F.logsigmoid,
-    "mish": F.mish,
-    "quick_gelu": quick_gelu,
-    "relu": F.relu,
-    "relu6": F.relu6,
-    "relu_squared": relu_squared,
-    "selu": F.selu,
-    "sigmoid": torch.sigmoid,
-    "silu": F.silu,
-    "sin": torch.sin,
-    "soft_shrink": F.softshrink,
-    "softplus": softplus,
-    "softsign": F.softsign,
-    "square": torch.square,
-    "squareplus": squareplus,
-    "tanh": torch.tanh,
+    "abs": torch.abs, "asinh": torch.asinh, "atan": torch.atan, "bent_identity": bent_identity,
+    "celu": celu, "cos": torch.cos, "elu": F.elu, "erf": torch.erf, "gaussian": gaussian,
+    "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "hard_sigmoid": hard_sigmoid,
+    "hard_swish": F.hardswish, "hard_tanh": F.hardtanh, "identity": torch.positive,
+    "leaky_relu": F.leaky_relu, "log_sigmoid": F.logsigmoid, "mish": F.mish,
+    "quick_gelu": quick_gelu, "relu": F.relu, "relu6": F.relu6, "relu_squared": relu_squared,
+    "selu": F.selu, "sigmoid": torch.sigmoid, "silu": F.silu, "sin": torch.sin,
+    "soft_shrink": F.softshrink, "softplus": softplus, "softsign": F.softsign,
+    "square": torch.square, "squareplus": squareplus, "tanh": torch.tanh,
     "tanh_shrink": tanh_shrink,
-}
+}  # fmt: skip
 
 
 def function(name: str | core.Activation, negative_slope: float | None = None) -> Function:
@@ -180,12 +157,8 @@ class ShapedActivation(nn.Module):
                 self.name, constants["negative_slope"] = "leaky_relu", known.negative_slope
         else:
             self.function, self.name = phi, getattr(phi, "__name__", repr(phi))
-        constants |= {
-            "input_scale": float(input_scale),
-            "input_shift": float(input_shift),
-            "output_scale": float(output_scale),
-            "output_shift": float(output_shift),
-        }
+        numbers = (input_scale, input_shift, output_scale, output_shift)
+        constants |= dict(zip(core.CONSTANTS, map(float, numbers), strict=True))
         self._set_constants(constants, torch.get_default_device())
 
     @staticmethod
@@ -227,13 +200,7 @@ class ShapedActivation(nn.Module):
         return ", ".join([self.name, *(f"{n}={v:.6g}" for n, v in self._floats.items())])
 
     def _set_constants(self, constants: dict[str, float], device: torch.device) -> None:
-        """Keep `constants` as floats and as buffers on `device`."""
-        for name, number in constants.items():
-            if not math.isfinite(number) or (name == "input_scale" and number == 0.0):
-                raise ValueError(
-                    f"{type(self).__name__} of {self.name} needs finite constants and a nonzero "
-                    f"input_scale, as `solve` finds them, got {name} = {number:g}"
-                )
+        core.require_constants(f"{type(self).__name__} of {self.name}", constants)
         self._floats = constants
         for name, number in constants.items():
             self.register_buffer(name, torch.tensor(number, dtype=_widest(device), device=device))

@@ -26,14 +26,8 @@ from torch.export.graph_signature import InputKind
 from skipless._deprecated import renamed_arguments
 from skipless.core import measure as core
 from skipless.core.activations import Array
-from skipless.core.measure import (
-    TOLERANCE,
-    Check,
-    Measurement,
-    known_solution,
-    require_known_solution,
-)
-from skipless.core.solution import Solution, require_solution
+from skipless.core.measure import TOLERANCE, Check, Measurement
+from skipless.core.solution import Solution
 
 from .init import Distribution, initialize_
 from .trace import Reading, read
@@ -95,10 +89,7 @@ class _Observer(fx.Interpreter):
 
 
 def _kernel(x: Tensor, channels: tuple[int, ...], batch_size: int) -> tuple[Tensor, Tensor]:
-    """The q and c value of each pair in a batch, averaged over locations.
-
-    Locations where a sample is zero have no cosine and are left out of that average.
-    """
+    """The q and c values of pairs, averaged over locations; c over those without a zero sample."""
     if x.shape[0] != batch_size:  # locations were made samples: linear layers take it so
         x, channels = x.unflatten(0, (batch_size, -1)), tuple(axis + 1 for axis in channels)
     if x.dim() == 1:
@@ -147,9 +138,7 @@ def measure(
     """
     core.require_batch_of_pairs(tuple(inputs.shape))
     network = model if seeds is None else copy.deepcopy(model)
-    solution = known_solution(model)
-    if draw is None:
-        draw = initialize_ if solution is None else _draw_for(solution)
+    draw = draw or partial(initialize_, **core.sigmas(core.known_solution(model)))
     with _evaluating(network):
         replay = Replay(read(network, inputs), inputs)
         q, c = core.stack([replay.run(inputs) for _ in _draws(network, seeds, draw)])
@@ -203,14 +192,14 @@ def check(
     >>> check(model, torch.zeros(1, 100), trelu, seeds=5).agrees
     True
     """
-    solution = solution or require_known_solution(model)
-    require_solution(solution)
+    solution = core.find_solution(model, solution)
     samples = core.batch_size(cosines, pairs)
+    draw = partial(initialize_, distribution=distribution, **core.sigmas(solution))
     network = copy.deepcopy(model)
     with _evaluating(network):
         batch = example[:1].expand(samples, *example.shape[1:]).clone()
         replay = Replay(read(network, batch), batch)
-        draws = _draws(network, seeds, _draw_for(solution, distribution))
+        draws = _draws(network, seeds, draw)
         return core.check(replay, solution, draws, cosines, pairs, tolerance)
 
 
@@ -238,18 +227,9 @@ def pair_inputs(
     return torch.from_numpy(core.pair_inputs(rng, shape, pairs, cosine, channel_axis))
 
 
-def _draw_for(
-    solution: Solution, distribution: Distribution = "orthogonal"
-) -> Callable[..., object]:
-    return partial(
-        initialize_, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, distribution=distribution
-    )
-
-
 def _draws(
     model: nn.Module, seeds: int | Iterable[int] | None, draw: Callable[..., object]
 ) -> Iterator[None]:
-    """Once for every seed, with the weights drawn from it; once with those there are if None."""
     if seeds is None:
         yield
         return
@@ -260,7 +240,6 @@ def _draws(
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and each module as it was afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

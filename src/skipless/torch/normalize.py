@@ -47,7 +47,7 @@ def normalize_per_location(
     if homogeneous is not None:
         constant = torch.full_like(wide.narrow(channel_axis, 0, 1), homogeneous)
         wide = torch.cat([wide, constant], dim=channel_axis)
-    return _scaled(wide, (channel_axis,)).to(x.dtype)
+    return _scale_to_unit_q(wide, (channel_axis,)).to(x.dtype)
 
 
 @renamed_arguments(start_dim="start_axis")
@@ -68,7 +68,7 @@ def normalize_per_sample(x: Tensor, *, start_axis: int = 1) -> Tensor:
             f"x needs an axis {start_axis} for the numbers of a sample, got shape "
             f"{tuple(x.shape)}. For a single sample without a batch, set start_axis=0."
         )
-    return _scaled(_in_full_precision(x), dims).to(x.dtype)
+    return _scale_to_unit_q(_in_full_precision(x), dims).to(x.dtype)
 
 
 class PerLocationNormalization(nn.Module):
@@ -108,8 +108,7 @@ def _in_full_precision(x: Tensor) -> Tensor:
     return x.float() if x.element_size() < 4 else x
 
 
-def _scaled(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """`x` times what makes its mean square over `dims` 1; zeros stay zeros."""
+def _scale_to_unit_q(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     # Squares of entries that are at most 1 do not overflow. The result does not depend on `peak`,
     # so autograd need not follow it.
     peak = x.detach().abs().amax(dim=dims, keepdim=True)

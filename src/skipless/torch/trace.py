@@ -12,6 +12,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -20,47 +21,20 @@ from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from skipless.core import record as rec
 from skipless.core import trace as core
 from skipless.core.activations import Array
 from skipless.core.graph import Graph
-from skipless.core.record import (
-    Concatenation,
-    Layer,
-    Move,
-    Norm,
-    Operation,
-    Pointwise,
-    Preparation,
-    Recorded,
-    ShapedCall,
-    Unsupported,
-    UnsupportedModelError,
-)
+from skipless.core.record import Recorded, UnsupportedModelError
 
+from . import operations as ops
 from .activations import ShapedActivation
 from .normalize import PerLocationNormalization
-from .operations import (
-    AFFINE,
-    APPROXIMATE_MOVES,
-    CONCATENATIONS,
-    MOVES,
-    NORMS,
-    POINTWISE,
-    UNCOVERED,
-    UNKNOWN,
-    WITHOUT_SIZES,
-    Memory,
-    argument,
-    axis_map,
-    called_module,
-    channel_axis,
-    left_factor,
-    operation,
-    origin,
-    sizes,
-)
+from .operations import Memory, called_module, operation, origin, sizes
 
-_SIZED = (MOVES | APPROXIMATE_MOVES | {"shape", "size", "numel", "interpolate"}) - WITHOUT_SIZES
+_SIZED = (
+    ops.MOVES | ops.APPROXIMATE_MOVES | {"shape", "size", "numel", "interpolate"}
+) - ops.WITHOUT_SIZES
 _GROUPS = 6  # where the operators of convolution have their number of groups
 _ARITHMETIC = ("add", "sub", "mul", "div")
 Step = core.Step[fx.Node]
@@ -115,7 +89,7 @@ class Description(Recorded[fx.Node]):
 
     def __init__(self, model: nn.Module, program: ExportedProgram) -> None:
         self.program = program
-        self._operations: dict[fx.Node, Operation[fx.Node]] = {}
+        self._operations: dict[fx.Node, rec.Operation[fx.Node]] = {}
         self.inputs: dict[fx.Node, dict[fx.Node, fx.Node]] = {}  # what an argument was at the time
         self._modules = dict(model.named_modules(remove_duplicate=False))
         self._constants: dict[fx.Node, torch.Tensor | None] = {}
@@ -133,7 +107,7 @@ class Description(Recorded[fx.Node]):
                 self._constants[node] = tensor if isinstance(tensor, torch.Tensor) else None
 
     @property
-    def operations(self) -> Mapping[fx.Node, Operation[fx.Node]]:
+    def operations(self) -> Mapping[fx.Node, rec.Operation[fx.Node]]:
         return self._operations
 
     @property
@@ -190,7 +164,7 @@ class Description(Recorded[fx.Node]):
             return
         described = self._describe(node, sources)
         if (reader := self._memory.follow(node, sources[0])) is not None:
-            described = Unsupported(
+            described = rec.Unsupported(
                 f"{origin(node)} computes {operation(node)} in place, and what it changes is read "
                 f"later, at {origin(reader)}, under another name. Write it out of place: without "
                 "the trailing underscore, or with inplace=False."
@@ -204,49 +178,46 @@ class Description(Recorded[fx.Node]):
             return None
         return _run(node, lambda a: self._constants[a].clone())  # pyright: ignore[reportOptionalMemberAccess]
 
-    def _describe(self, node: fx.Node, sources: Sequence[fx.Node]) -> Operation[fx.Node]:
+    def _describe(self, node: fx.Node, sources: Sequence[fx.Node]) -> rec.Operation[fx.Node]:
         name, first = operation(node).rstrip("_"), sources[0]
         if isinstance(self._modules.get(called_module(node)[0]), PerLocationNormalization):
-            return Preparation(tuple(sources))
+            return rec.Preparation(tuple(sources))
         if (call := self._shaped_call(node)) is not None:
             inside = [self._shaped[s][1] for s in sources if self._shaped.get(s, ("",))[0] == call]
             self._shaped[node] = (call, inside[0] if inside else first)
-            return ShapedCall((self._shaped[node][1],))
-        if name in AFFINE:
+            return rec.ShapedCall((self._shaped[node][1],))
+        if name in ops.AFFINE:
             return self._layer(node, sources)
-        if name in NORMS:
-            return Norm((first,))
-        if name in MOVES or name in APPROXIMATE_MOVES:
-            approximate = name if name in APPROXIMATE_MOVES else ""
-            return Move((first,), operation(node), axis_map(node, first), approximate)
-        if name in CONCATENATIONS:
+        if name in ops.NORMS:
+            return rec.Norm((first,))
+        if name in ops.MOVES or name in ops.APPROXIMATE_MOVES:
+            approximate = name if name in ops.APPROXIMATE_MOVES else ""
+            return rec.Move((first,), operation(node), ops.axis_map(node, first), approximate)
+        if name in ops.CONCATENATIONS:
             return self._concatenation(node)
-        if name in _ARITHMETIC or name in POINTWISE:
+        if name in _ARITHMETIC or name in ops.POINTWISE:
             weights = _weights(node, name) if len(sources) == 2 else None
-            return Pointwise(tuple(sources), name, weights, affine=name in _ARITHMETIC)
-        kind, advice = UNCOVERED.get(name, UNKNOWN)
-        return Unsupported(
-            f"{origin(node)} computes {name}{kind}, which has no Q and C maps. {advice}"
-        )
+            return rec.Pointwise(tuple(sources), name, weights, affine=name in _ARITHMETIC)
+        kind, advice = ops.UNCOVERED.get(name, ops.UNKNOWN)
+        message = f"{origin(node)} computes {name}{kind}, which has no Q and C maps. {advice}"
+        return rec.Unsupported(message)
 
     def _shaped_call(self, node: fx.Node) -> str | None:
-        """The call of a `ShapedActivation` that `node` is a part of."""
         stack: Mapping[str, tuple[str, object]] = node.meta.get("nn_module_stack") or {}
         for call, (path, _) in stack.items():
             if isinstance(self._modules.get(path), ShapedActivation):
                 return call
         return None
 
-    def _layer(self, node: fx.Node, sources: Sequence[fx.Node]) -> Layer[fx.Node]:
+    def _layer(self, node: fx.Node, sources: Sequence[fx.Node]) -> rec.Layer[fx.Node]:
         source, now = sources[0], self.inputs[node]
         groups = node.args[_GROUPS] if len(node.args) > _GROUPS else 1
         channels = sizes(source)[1] // groups if isinstance(groups, int) and groups > 1 else None
-        on_left = now[left_factor(node)] is not source  # pyright: ignore[reportArgumentType]
-        summed, made = (
-            channel_axis(node, weights_on_left=on_left, rank=self.rank(t)) for t in (source, node)
-        )
+        on_left = now[ops.left_factor(node)] is not source  # pyright: ignore[reportArgumentType]
+        axis = partial(ops.channel_axis, node, weights_on_left=on_left)
+        summed, made = axis(rank=self.rank(source)), axis(rank=self.rank(node))
         weights = [a for a in now if a.op == "placeholder" and a in self._constants]
-        return Layer(
+        return rec.Layer(
             tuple(sources),
             weights=weights[0] if weights else None,
             summed=(summed,),
@@ -255,11 +226,11 @@ class Description(Recorded[fx.Node]):
             depthwise=channels == 1 and sizes(node)[1] == groups,
         )
 
-    def _concatenation(self, node: fx.Node) -> Concatenation[fx.Node]:
-        given, axis = node.args[0], argument(node, 1, "dim", 0)
+    def _concatenation(self, node: fx.Node) -> rec.Concatenation[fx.Node]:
+        given, axis = node.args[0], ops.argument(node, 1, "dim", 0)
         assert isinstance(given, list | tuple)
         parts = [self._memory.latest(part) for part in given if isinstance(part, fx.Node)]
-        return Concatenation(
+        return rec.Concatenation(
             tuple(part if self._depends_on_input(part) else None for part in parts),
             widths=[float(sizes(part)[axis]) for part in parts],
             axis=axis % self.rank(node),
@@ -267,7 +238,6 @@ class Description(Recorded[fx.Node]):
 
 
 def _weights(node: fx.Node, name: str) -> tuple[float, float] | None:
-    """The weights of the two terms, if `node` adds or subtracts."""
     alpha = node.kwargs.get("alpha", 1)
     assert isinstance(alpha, int | float)
     return {"add": (1.0, float(alpha)), "sub": (1.0, -float(alpha))}.get(name)
@@ -281,7 +251,6 @@ def _uniform_number(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _run(node: fx.Node, value: Callable[[fx.Node], Any]) -> torch.Tensor | None:
-    """What `node` computes if `value` says what its arguments are."""
     assert callable(node.target)
     result = node.target(*fx.map_arg(node.args, value), **fx.map_arg(node.kwargs, value))
     return result if isinstance(result, torch.Tensor) else None
@@ -321,7 +290,7 @@ def _sizes_are_open(model: nn.Module, program: ExportedProgram) -> bool:
     modules = dict(model.named_modules(remove_duplicate=False))
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
     return all(
-        operation(node).rstrip("_") in WITHOUT_SIZES
+        operation(node).rstrip("_") in ops.WITHOUT_SIZES
         or type(modules.get(called_module(node)[0])).__module__.startswith("torch.nn.modules")
         for node in calls
     )
