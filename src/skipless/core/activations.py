@@ -437,6 +437,6 @@ def native_name(phi: Activation, table: Container[str]) -> tuple[str, dict[str, 
         return phi.family, phi.family_arguments
     raise ValueError(
         f"{phi.name!r} is known only in numpy. Pass its function of tensors as well: function=... "
-        "of convert, ShapedActivation.from_solution(solution, function), or "
-        "ShapedActivation(function)."
+        "of convert, ShapedActivation.from_solution(solution, function), "
+        "ShapedActivation(function), or in JAX shaped(solution, function)."
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from skipless.tables import table
 
@@ -22,23 +22,10 @@ from .rescale import normalised_weights, reweight, to_residual_form
 from .solution import Method, Solution
 from .solve import solve
 from .summary import abbreviate, kind_of, layer_rows, name_range, number_range, row_name
-from .trace import Notes, Step
+from .trace import Reading, Step
 
 T = TypeVar("T", bound=Hashable)  # a framework's own name for a recorded tensor
 V = TypeVar("V")  # what stands for it in the new model
-
-
-class Readable(Protocol[T]):
-    """What a conversion needs of a reading."""
-
-    @property
-    def graph(self) -> Graph: ...
-    @property
-    def notes(self) -> Notes: ...
-    @property
-    def steps(self) -> Mapping[T, Step[T]]: ...
-    @property
-    def output(self) -> T: ...
 
 
 @dataclass(frozen=True)
@@ -121,7 +108,7 @@ class Plan(Generic[T]):
     of its sums, and `graph` is both together: the network that the `solution` is for.
     """
 
-    reading: Readable[T]
+    reading: Reading[T]
     method: Method
     form: Graph
     weights: Mapping[int, Sequence[float]]
@@ -186,7 +173,7 @@ class Plan(Generic[T]):
 
 
 def plan(
-    reading: Readable[T],
+    reading: Reading[T],
     method: Method,
     activation: str | Activation = "leaky_relu",
     shortcut_weight: float | None = None,

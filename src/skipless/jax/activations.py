@@ -56,14 +56,8 @@ def function(name: str | core.Activation, negative_slope: float | None = None) -
 
 def in_arrays(phi: core.Activation) -> Phi:
     """The same φ, of JAX arrays."""
-    if phi.name in _TABLE and phi == core.activation(phi.name):
-        return Phi(phi.name)
-    if phi.family is not None:
-        return Phi(phi.family, phi.parameter)
-    raise ValueError(
-        f"{phi.name} is known in numpy only. Pass a function of JAX arrays as well: "
-        "shaped(solution, function)."
-    )
+    name, parameter = core.native_name(phi, _TABLE)
+    return Phi(name, *parameter.values())
 
 
 def in_float32(f: Function, x: Array) -> Array:
@@ -107,36 +101,23 @@ def _squareplus(x: Array) -> Array:
 
 _TABLE: dict[str, Function] = {
     "abs": lambda x: x * jnp.sign(x),  # the slope of jnp.abs at zero is 1
-    "asinh": jnp.arcsinh,
-    "atan": jnp.arctan,
-    "bent_identity": _bent_identity,
-    "cos": jnp.cos,
-    "erf": jax.lax.erf,
     "gaussian": lambda x: jnp.exp(-0.5 * x * x),
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "hard_sigmoid": lambda x: _clip(x + 3.0, 0.0, 6.0) / 6.0,
     "hard_swish": lambda x: x * _clip(x + 3.0, 0.0, 6.0) / 6.0,
     "hard_tanh": lambda x: _clip(x, -1.0, 1.0),
-    "identity": jnp.positive,
-    "log_sigmoid": jax.nn.log_sigmoid,
-    "mish": jax.nn.mish,
     "quick_gelu": lambda x: jax.nn.silu(1.702 * x) / 1.702,
-    "relu": _relu,
     "relu6": lambda x: _clip(x, 0.0, 6.0),
     "relu_squared": lambda x: jnp.square(_relu(x)),
     "selu": lambda x: _elu(x, 1.6732632423543772848, scale=1.0507009873554804934),
-    "sigmoid": jax.nn.sigmoid,
-    "silu": jax.nn.silu,
-    "sin": jnp.sin,
-    "softsign": jax.nn.soft_sign,
-    "square": jnp.square,
-    "squareplus": _squareplus,
-    "tanh": jnp.tanh,
     "tanh_shrink": lambda x: x - jnp.tanh(x),
-}
-
-
+    "asinh": jnp.arcsinh, "atan": jnp.arctan, "bent_identity": _bent_identity, "cos": jnp.cos,
+    "erf": jax.lax.erf, "identity": jnp.positive, "log_sigmoid": jax.nn.log_sigmoid,
+    "mish": jax.nn.mish, "relu": _relu, "sigmoid": jax.nn.sigmoid, "silu": jax.nn.silu,
+    "sin": jnp.sin, "softsign": jax.nn.soft_sign, "square": jnp.square,
+    "squareplus": _squareplus, "tanh": jnp.tanh,
+}  # fmt: skip
 _FAMILIES: dict[str, Callable[[Array, float], Array]] = {
     "celu": lambda x, alpha: _elu(x, alpha, width=alpha),
     "elu": _elu,

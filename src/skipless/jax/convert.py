@@ -50,8 +50,7 @@ class ShapedActivation(nnx.Module):
     $$\hat\varphi(x) = s_o \left(\varphi(s_i\, x + b_i) + b_o\right)$$
 
     φ is a name, an `Activation`, or a function of arrays. The constants are `Constant`s: saved,
-    restored, split and merged with the model, but left alone by whatever takes `nnx.Param`. Half
-    precision is computed in float32 and rounded once.
+    restored, split and merged with the model, but left alone by whatever takes `nnx.Param`.
 
     >>> half = ShapedActivation("tanh", 0.5, 0.0, 0.5, 1.0)
     >>> bool(jnp.allclose(half(0.3), function("sigmoid")(0.3)))
@@ -416,7 +415,7 @@ def _require_plain_weights(model: nnx.Module) -> None:
     for path, module in nnx.iter_modules(model):
         if isinstance(module, nnx.WeightNorm | nnx.SpectralNorm):
             raise UnsupportedModelError(
-                f"{'.'.join(map(str, path))} computes weights by {type(module).__name__}, which "
+                f"{_name(path)} computes weights by {type(module).__name__}, which "
                 "would undo their initialisation. Build the model with the layer inside alone."
             )
 

@@ -1,11 +1,9 @@
 r"""Initial weights under which q values stay 1, as `jax.nn.initializers` (appendix D).
 
-A layer with $k$ inputs and $m$ outputs takes a vector with $q = \|x\|^2 / k = 1$ to one with
-$\|W x\|^2 / m = 1$, on average over $W$, if every weight has mean square $1/k$.
-
-Each function returns an initialiser `init(key, shape, dtype)`. As in `jax.nn.initializers`,
-`in_axis` and `out_axis` are the axes of `shape` for inputs and outputs; all others are the taps of
-a kernel, in their order. The defaults are the layout of Flax and Haiku:
+The distributions are those of `skipless.torch.init`. Each function returns an initialiser
+`init(key, shape, dtype)`. As in `jax.nn.initializers`, `in_axis` and `out_axis` are the axes of
+`shape` for inputs and outputs; all others are the taps of a kernel, in their order. The defaults
+are the layout of Flax and Haiku:
 
 | kernel                                   | shape                       | in_axis | out_axis |
 |------------------------------------------|-----------------------------|---------|----------|
@@ -53,15 +51,9 @@ def scaled_uniform_orthogonal(
 ) -> Initializer:
     r"""Initialiser by the scale-corrected uniform orthogonal distribution (SUO).
 
-    For $m$ outputs and $k$ inputs this is a uniformly distributed matrix with orthonormal rows, or
-    columns if $m > k$, times $\max\{\sqrt{m/k}, 1\}$ and `gain`. With a gain of 1,
-
-    $$W W^\top = I \quad (m \le k), \qquad W^\top W = \tfrac{m}{k}\, I \quad (m > k),$$
-
-    so that for $m \ge k$ every input keeps its q value exactly, and for $m < k$ on average.
-
-    A convolution is a matrix from all that its kernel covers, one for each group. This is right for
-    kernels of size 1 and patches that do not overlap; for others, use `delta`.
+    `skipless.torch.scaled_uniform_orthogonal_` defines it. A convolution is a matrix from all that
+    its kernel covers, one for each group. This is right for kernels of size 1 and patches that do
+    not overlap; for others, use `delta`.
 
     >>> w = scaled_uniform_orthogonal()(jax.random.key(0), (3, 6))  # x @ w, so this is Wᵀ
     >>> bool(jnp.allclose(w @ w.T, 2 * jnp.eye(3), atol=1e-5))
@@ -109,11 +101,8 @@ def delta(
 ) -> Initializer:
     """Initialiser of convolutions: zero but for one random matrix at the centre of the kernel.
 
-    This Delta initialisation lets the network act on each location by itself, which is what makes q
-    and c values of convolutional networks computable (section 2.3). The matrix is that of
-    `scaled_uniform_orthogonal`, one for each group. In a depthwise convolution it is a sign for
-    each channel: q and c values are kept, but nothing is summed, so the activation that follows
-    does not see normal numbers, as its maps assume.
+    `skipless.torch.delta_` says why. The matrix is that of `scaled_uniform_orthogonal`, one for
+    each group.
 
     An even kernel has no centre; of its two middle taps it takes the first, (size - 1) // 2. Under
     `padding="SAME"`, at any stride, it never reads the padding. `tap` names another, by its index
@@ -153,10 +142,9 @@ def transposed_delta(
 ) -> Initializer:
     """Initialiser of transposed convolutions: zero but for one random matrix at the middle taps.
 
-    A single tap would reach only every `strides`-th location of the output. So as many taps as the
-    stride hold the same matrix: under `padding="SAME"` the layer copies each location `strides`
-    times and then acts on it as under `delta`. Other paddings that make the output
-    larger than `strides` times the input give it a border of zeros.
+    As under `skipless.torch.transposed_delta_`, as many taps as the stride hold it. This is made
+    for `padding="SAME"`. Other paddings that make the output larger than `strides` times the input
+    give it a border of zeros.
 
     `transpose_kernel` is that of `lax.conv_transpose` and `nnx.ConvTranspose`, which takes a kernel
     with the axes of inputs and outputs swapped: then set `in_axis=-1, out_axis=-2`.
@@ -324,15 +312,8 @@ def initialize(
 
     Weights of convolutions are zero but for one tap of their kernel (Delta initialisation). What
     is neither a weight nor a bias of a layer is returned as it is.
-
-    Args:
-        fn: A function of its parameters, as for `trace`.
-        *args: Its arguments. Weights may be `jax.ShapeDtypeStruct`s.
-        key: A random key.
-        argnum: Which argument is the network's input.
-        sigma_w: The standard deviation of weights, times √fan-in.
-        sigma_b: The standard deviation of biases.
-        distribution: "orthogonal" or "gaussian" weights.
+    `fn`, its arguments and `argnum` are as for `trace`, the others as for
+    `skipless.torch.initialize_`. Weights may be `jax.ShapeDtypeStruct`s.
 
     >>> network = lambda params, x: jax.nn.relu(x @ params["w"] + params["b"])
     >>> shapes = {"w": jax.ShapeDtypeStruct((4, 4), "float32"), "b": jnp.ones(4)}

@@ -54,32 +54,19 @@ def convert(
     clamp: bool = False,
     seed: int | None = None,
 ) -> keras.Model:
-    r"""A new Functional model like `model`, shaped by `method`; its `skipless_report` says how.
+    """A new Functional model like `model`, shaped by `method`; its `skipless_report` says how.
 
-    - Normalisation layers are removed, and layers next to them without biases are given some.
-    - Every activation becomes the one that `solve` finds for the network as it is after conversion:
-      a `TReLU` under TAT, or the shaped `activation`. A layer's own becomes a layer behind it. A
-      softmax at the end stays.
-    - Every sum is normalised, and becomes a `WeightedAdd`. Where a block ends in an activation, as
-      in post-activation (v1) ResNets, the shortcut starts before the activation of the block before
-      it, as in pre-activation (v2) ones: the theory asks for that (`core.rescale`).
-    - Weights are re-initialised: `ScaledUniformOrthogonal` for dense layers, Delta initialisation
-      for convolutions, biases zero (or, under EOC, normal).
+    It is changed as by `skipless.torch.convert`. The activation of a layer becomes a layer behind
+    it, and a sum a `WeightedAdd`. A softmax at the end stays. Weights are re-initialised:
+    `ScaledUniformOrthogonal` for dense layers, Delta initialisation for convolutions, biases zero
+    (or, under EOC, normal).
 
     As with `keras.models.clone_model`, layers are made from their configurations, under their
     names, and what `compile` was given is kept. Models inside of the model are written out.
 
-    Args:
-        model: A Sequential or Functional model, which is left as it is.
-        example: A batch of inputs, or its shape, for a Sequential model that has not been built.
-        method: `TAT`, `DKS` or `EOC`, with its target.
-        activation: Which φ to shape.
-        shortcut_weight: With w, residual sums become $w\,x + \sqrt{1-w^2}\,\mathcal R(x)$; with 0
-            the shortcuts are removed, and what only they need. Without one, the terms of a sum keep
-            their proportions.
-        function: φ in tensors, if `activation` is an `Activation` of your own.
-        clamp: Whether to take the nearest target, with a warning, if it is out of reach.
-        seed: Makes the new weights reproducible.
+    The arguments are those of `skipless.torch.convert`. Only a Sequential model that has not been
+    built needs an `example`, a batch of inputs or its shape. A `seed` makes the new weights
+    reproducible.
 
     >>> hidden = [keras.layers.Dense(8, activation="relu") for _ in range(20)]
     >>> deep = convert(keras.Sequential([keras.Input((8,)), *hidden]), method=TAT(eta=0.9), seed=0)
@@ -188,7 +175,6 @@ class _ModelWriter(Writer[Tensor, Any]):
         return True
 
     def _call(self, call: Call, use: Callable[[Tensor], Any]) -> list[Any]:
-        """The results of the same call in the new model."""
         if any(isinstance(a, keras.Variable) for a in constant_arguments(call)):
             raise UnsupportedModelError(
                 f"{call.path} ({type(call.operation).__name__}) computes with a variable of a "

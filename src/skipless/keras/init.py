@@ -1,10 +1,8 @@
 r"""Initial weights under which q values stay 1, as Keras initialisers (appendix D).
 
-A layer with $k$ inputs and $m$ outputs takes a vector with $q = \|x\|^2 / k = 1$ to one with
-$\|W x\|^2 / m = 1$, on average over $W$, if every weight has mean square $1/k$. In Keras' layout
-outputs come last: (in, out) for `Dense`, (*kernel, in / groups, out) for convolutions. That of a
-depthwise one is (*kernel, channels, multiplier), of a transposed one (*kernel, out, in), and these
-have initialisers of their own.
+They are those of `skipless.torch.init`. In Keras' layout outputs come last: (in, out) for `Dense`,
+(*kernel, in / groups, out) for convolutions. That of a depthwise one is (*kernel, channels,
+multiplier), of a transposed one (*kernel, out, in), and these have initialisers of their own.
 
 Numbers are drawn in float32, or float64 for weights of that type. As in Keras, an initialiser with
 an integer `seed` draws the same numbers each time; one with a `SeedGenerator` draws new ones.
@@ -86,9 +84,7 @@ class GaussianFanIn(_Initializer):
 class ScaledUniformOrthogonal(_Initializer):
     r"""Weights of the scale-corrected uniform orthogonal distribution (SUO).
 
-    For $m$ outputs and $k$ inputs this is a uniformly distributed matrix with orthonormal rows, or
-    columns if $m > k$, times $\max\{\sqrt{m/k}, 1\}$ and `gain`, so that for $m \ge k$ every input
-    keeps its q value exactly, and for $m < k$ on average. A convolution is a matrix from all that
+    `skipless.torch.scaled_uniform_orthogonal_` defines it. A convolution is a matrix from all that
     its kernel covers, one for each group. This is right for kernels of size 1 and patches that do
     not overlap; others need `DeltaOrthogonal`.
 
@@ -115,9 +111,8 @@ class ScaledUniformOrthogonal(_Initializer):
 class DeltaOrthogonal(ScaledUniformOrthogonal):
     """Weights of a convolution, zero but for one SUO matrix at the centre of the kernel.
 
-    This Delta initialisation lets the network act on each location by itself, which is what makes q
-    and c values of convolutional networks computable (section 2.3). Each group has a matrix of its
-    own. A kernel without spatial axes, as that of `Dense`, is all centre.
+    `skipless.torch.delta_` says why. Each group has a matrix of its own. A kernel without spatial
+    axes, as that of `Dense`, is all centre.
 
     An even kernel has no centre; of its two middle taps the first, (size - 1) // 2, is taken, which
     reads the location itself under `padding="same"`. With a dilation d no tap of an even kernel
@@ -156,9 +151,7 @@ class DeltaOrthogonal(ScaledUniformOrthogonal):
 class DepthwiseDelta(_Initializer):
     """Weights of a depthwise convolution, zero but for the centre: a sign for each channel.
 
-    The q and c values are kept, but nothing is added up, so an activation that follows does not see
-    normal numbers as its maps assume. With a depth multiplier above 1, the outputs of each channel
-    are a vector of random direction.
+    With a depth multiplier above 1, the outputs of each channel are a vector of random direction.
 
     >>> weight = ops.convert_to_numpy(DepthwiseDelta(seed=0)((3, 3, 8, 1)))
     >>> sorted({round(abs(float(w)), 6) for w in weight.flat}), int(abs(weight[1, 1]).sum().round())
@@ -177,10 +170,9 @@ class DepthwiseDelta(_Initializer):
 class TransposedDelta(_Initializer):
     """Weights of a transposed convolution, zero but for one SUO matrix at the middle taps.
 
-    A single tap would reach only every `strides`-th location of the output. So as many taps as the
-    stride, from (size - stride) // 2 on, hold the same matrix: the layer copies each location that
-    often and then acts on it as under `DeltaOrthogonal`. Under `padding="same"` every location is
-    reached; under `"valid"` there is a border of zeros if the kernel is larger than the stride.
+    As under `skipless.torch.transposed_delta_`, as many taps as the stride hold it, here from
+    (size - stride) // 2 on. Under `padding="same"` every location is reached; under `"valid"` there
+    is a border of zeros if the kernel is larger than the stride.
 
     >>> up = keras.layers.Conv1DTranspose(8, 4, 2, "same", kernel_initializer=TransposedDelta(2))
     >>> bool(ops.all(ops.abs(ops.mean(up(ops.ones((1, 5, 8))) ** 2, axis=-1) - 1.0) < 1e-5))
@@ -311,8 +303,10 @@ def initializers_for(
     elif isinstance(layer, CONVOLUTIONS):
         kernel = ScaledUniformOrthogonal(sigma_w, groups=layer.groups, seed=seed)
         if delta:
-            options = {"groups": layer.groups, "tap": _tap(layer), "seed": seed}
-            kernel = DeltaOrthogonal(sigma_w, **options)
+            # Causal padding is all in front, so that the last tap reads the location itself.
+            causal = layer.padding == "causal"
+            tap = tuple(size - 1 for size in layer.kernel_size) if causal else None
+            kernel = DeltaOrthogonal(sigma_w, groups=layer.groups, tap=tap, seed=seed)
         found["kernel_initializer"] = kernel
     elif isinstance(layer, layers.Dense):
         found["kernel_initializer"] = ScaledUniformOrthogonal(sigma_w, seed=seed)
@@ -341,16 +335,8 @@ def initialize_(
     Dense layers and convolutions of all kinds get weights with gain `sigma_w`, and biases from
     $\mathcal N(0, \sigma_b^2)$. Normalisation layers are reset: scale 1, shift 0, no running
     statistics. All else, such as embeddings, `EinsumDense` or the slope of `PReLU`, is left alone.
-
-    Args:
-        model: The network, built, which is changed.
-        sigma_w: The gain of the weights.
-        sigma_b: The standard deviation of the biases.
-        distribution: "orthogonal" or "gaussian" weights.
-        delta: Whether only the centre of a kernel is drawn. If not, all taps are: q values are then
-            kept on average where the kernel covers locations of q value 1 and no padding, and c
-            values follow no local map.
-        seed: Makes the weights reproducible.
+    The arguments are those of `skipless.torch.initialize_`; a `seed` makes the weights
+    reproducible.
 
     >>> dense, slope = keras.layers.Dense(4), keras.layers.PReLU(name="slope")
     >>> initialize_(keras.Sequential([keras.Input((4,)), dense, slope], name="net"), seed=0)
@@ -400,12 +386,6 @@ def _variable(layer: Any, initializer: str) -> Any:
     if part == "bias":
         return layer.bias if layer.use_bias else None
     return getattr(layer, f"{part}_kernel" if isinstance(layer, SEPARABLE) else "kernel")
-
-
-def _tap(layer: Any) -> tuple[int, ...] | None:
-    """The tap that reads the location itself, where it is not the centre."""
-    # Causal padding is all in front. Of Keras' layers only Conv1D has it.
-    return tuple(size - 1 for size in layer.kernel_size) if layer.padding == "causal" else None
 
 
 def _require_no_gaps(layer: Any, path: str) -> None:
