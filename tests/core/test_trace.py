@@ -32,15 +32,11 @@ class Listed(Recorded[str]):
     def __init__(
         self, operations: Mapping[str, Operation[str]], **functions: Callable[..., Array | None]
     ):
-        self.input, self._operations, self._functions = "x", operations, functions
-
-    @property
-    def operations(self) -> Mapping[str, Operation[str]]:
-        return self._operations
+        self.input, self.operations, self._functions = "x", dict(operations), functions
 
     @property
     def output(self) -> str:
-        return list(self._operations)[-1]
+        return list(self.operations)[-1]
 
     def origin(self, tensor: str) -> str:
         return f"line {tensor}"
@@ -52,7 +48,7 @@ class Listed(Recorded[str]):
         return range(1, rank)
 
     def values(self, tensor: str, sources: Mapping[str, Array]) -> Array | None:
-        operation = self._operations[tensor]
+        operation = self.operations[tensor]
         return self._functions[tensor](*(sources[s] for s in operation.sources if s is not None))
 
 

@@ -107,14 +107,14 @@ def test_equal_activations_are_compiled_once() -> None:
 @pytest.mark.parametrize("name", ["custom", "tanh", "elu(alpha=0.3)", "elu(size=0.3)"])
 def test_an_activation_of_the_users_own_is_not_taken_for_another(name: str) -> None:
     own = Activation(np.sin, np.cos, lambda x: -np.sin(x), name=name)
-    with pytest.raises(ValueError, match=r"of JAX arrays.*: shaped\(solution, function"):
+    with pytest.raises(ValueError, match=r"only in numpy.*in JAX shaped\(solution, function"):
         function(own)
 
 
 def test_an_activation_of_the_users_own_is_shaped_with_a_function_of_arrays() -> None:
     own = Activation(np.sin, np.cos, lambda x: -np.sin(x))
     solution = Solution("custom", input_scale=0.7, output_shift=0.2, custom=own)
-    with pytest.raises(ValueError, match="Pass a function of JAX arrays"):
+    with pytest.raises(ValueError, match=r"in JAX shaped\(solution, function"):
         shaped(solution)
     close(shaped(solution, jnp.sin)(0.7), solution(0.7), 1e-6)
 

@@ -203,11 +203,7 @@ class Recorded(ABC, Generic[T]):
     """
 
     input: T
-
-    @property
-    @abstractmethod
-    def operations(self) -> Mapping[T, Operation[T]]:
-        """How each tensor that depends on the input is made, in order of evaluation."""
+    operations: dict[T, Operation[T]]  # what makes each other tensor, in order of evaluation
 
     @property
     @abstractmethod

@@ -177,8 +177,11 @@ class _Reader(Generic[T]):
             case rec.Preparation(sources, elsewhere):
                 nodes = {self._at(source, tensor) for source in sources}
                 if nodes != {0}:
-                    where = self.record.origin(tensor)
-                    raise UnsupportedModelError(elsewhere or _normalises_inside(where))
+                    raise UnsupportedModelError(
+                        elsewhere
+                        or f"{self.record.origin(tensor)} normalises per location inside the "
+                        "network; only an input can be normalised so. Make it the first layer."
+                    )
                 self._set(tensor, "input", 0, sources)
             case rec.Unsupported(message):
                 raise UnsupportedModelError(message)
@@ -438,13 +441,6 @@ class _Reader(Generic[T]):
         return self._readers[tensor] > 1
 
 
-def _normalises_inside(where: str) -> str:
-    return (
-        f"{where} normalises per location inside the network; only an input can be normalised "
-        "so. Make it the first layer."
-    )
-
-
 @dataclass(frozen=True)
 class _Roles:
     """The axes of a tensor over which samples run, and channels, and branches side by side."""
@@ -460,13 +456,12 @@ def _find_axes(record: Recorded[T]) -> dict[T, Axes]:
     for tensor, operation in record.operations.items():
         if isinstance(operation, rec.Move):
             _require_channels_apart(record.origin, tensor, operation, roles[operation.sources[0]])
-    return {
-        tensor: Axes(
-            min(known.samples, default=0),
-            tuple(sorted(known.channels)) or _usual_channels(record, tensor),
-        )
-        for tensor, known in roles.items()
-    }
+    axes: dict[T, Axes] = {}
+    for tensor, known in roles.items():
+        usual = next(iter(record.channel_candidates(record.rank(tensor))), 0)
+        channels = tuple(sorted(known.channels)) or (usual,)
+        axes[tensor] = Axes(min(known.samples, default=0), channels)
+    return axes
 
 
 def _require_channels_apart(
@@ -486,10 +481,6 @@ def _require_channels_apart(
             "where a network widens. The new channels carry no signal, so q falls, and that has no "
             "Q and C maps. Widen the network by a layer with weights, such as a 1x1 convolution."
         )
-
-
-def _usual_channels(record: Recorded[T], tensor: T) -> tuple[int, ...]:
-    return (next(iter(record.channel_candidates(record.rank(tensor))), 0),)
 
 
 def _input_channels(record: Recorded[T]) -> frozenset[int]:

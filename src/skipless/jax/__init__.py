@@ -35,30 +35,11 @@ if TYPE_CHECKING:
     from .convert import Constant, ConversionReport, Identity, ShapedActivation, TReLU, convert
 
 __all__ = [
-    "Check",
-    "Constant",
-    "ConversionReport",
-    "Identity",
-    "Measurement",
-    "Shaped",
-    "ShapedActivation",
-    "TReLU",
-    "UnsupportedModelError",
-    "check",
-    "convert",
-    "delta",
-    "function",
-    "gaussian_fan_in",
-    "initialize",
-    "measure",
-    "normalize_per_location",
-    "normalize_per_sample",
-    "pair_inputs",
-    "scaled_uniform_orthogonal",
-    "shaped",
-    "trace",
-    "transposed_delta",
-]
+    "Check", "Constant", "ConversionReport", "Identity", "Measurement", "Shaped",
+    "ShapedActivation", "TReLU", "UnsupportedModelError", "check", "convert", "delta", "function",
+    "gaussian_fan_in", "initialize", "measure", "normalize_per_location", "normalize_per_sample",
+    "pair_inputs", "scaled_uniform_orthogonal", "shaped", "trace", "transposed_delta",
+]  # fmt: skip
 
 _OF_FLAX = ("Constant", "ConversionReport", "Identity", "ShapedActivation", "TReLU", "convert")
 _find_renamed = renamed_names(

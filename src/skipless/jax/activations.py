@@ -81,22 +81,9 @@ def _bent_identity(x: Array) -> Array:
     return x + 0.5 * square / (1.0 + jnp.sqrt(1.0 + square))
 
 
-def _leaky_relu(x: Array, negative_slope: float) -> Array:
-    return jnp.where(x > 0.0, x, negative_slope * x)
-
-
 def _elu(x: Array, alpha: float, scale: float = 1.0, width: float = 1.0) -> Array:
     below = jnp.where(x > 0.0, 0.0, x)  # or the exponential, though not taken, would overflow
     return scale * jnp.where(x > 0.0, x, alpha * jnp.expm1(below / width))
-
-
-def _soft_shrink(x: Array, lambd: float) -> Array:
-    return jnp.where(jnp.abs(x) <= lambd, 0.0, x - lambd * jnp.sign(x))
-
-
-def _squareplus(x: Array) -> Array:
-    """Return (x + √(x² + 4)) / 2, without the cancellation on the negative side."""
-    return jnp.exp(jnp.arcsinh(0.5 * x))
 
 
 _TABLE: dict[str, Function] = {
@@ -111,18 +98,20 @@ _TABLE: dict[str, Function] = {
     "relu6": lambda x: _clip(x, 0.0, 6.0),
     "relu_squared": lambda x: jnp.square(_relu(x)),
     "selu": lambda x: _elu(x, 1.6732632423543772848, scale=1.0507009873554804934),
+    # (x + √(x² + 4)) / 2, without the cancellation on the negative side:
+    "squareplus": lambda x: jnp.exp(jnp.arcsinh(0.5 * x)),
     "tanh_shrink": lambda x: x - jnp.tanh(x),
     "asinh": jnp.arcsinh, "atan": jnp.arctan, "bent_identity": _bent_identity, "cos": jnp.cos,
     "erf": jax.lax.erf, "identity": jnp.positive, "log_sigmoid": jax.nn.log_sigmoid,
     "mish": jax.nn.mish, "relu": _relu, "sigmoid": jax.nn.sigmoid, "silu": jax.nn.silu,
     "sin": jnp.sin, "softsign": jax.nn.soft_sign, "square": jnp.square,
-    "squareplus": _squareplus, "tanh": jnp.tanh,
+    "tanh": jnp.tanh,
 }  # fmt: skip
 _FAMILIES: dict[str, Callable[[Array, float], Array]] = {
     "celu": lambda x, alpha: _elu(x, alpha, width=alpha),
     "elu": _elu,
-    "leaky_relu": _leaky_relu,
-    "soft_shrink": _soft_shrink,
+    "leaky_relu": lambda x, slope: jnp.where(x > 0.0, x, slope * x),
+    "soft_shrink": lambda x, lambd: jnp.where(jnp.abs(x) <= lambd, 0.0, x - lambd * jnp.sign(x)),
     "softplus": lambda x, beta: jax.nn.softplus(beta * x) / beta,
 }
 

@@ -363,15 +363,9 @@ def convert(
     with the shortcut starting before an activation. A model with other sums, or with activations
     that it does not hold, is refused with advice.
 
-    Args:
-        model: A Flax NNX module, which is left as it is.
-        example: An input of the model.
-        method: `TAT`, `DKS` or `EOC`, with its targets.
-        activation: The activation to shape, by name or as an `Activation`.
-        shortcut_weight: Must be None if the model has sums: they are in the code of `__call__`.
-        function: φ in JAX arrays; needed if `activation` is an `Activation` of your own.
-        clamp: Take the nearest target within reach instead of raising `UnreachableTargetError`.
-        rngs: Draws the weights; `nnx.Rngs(0)` by default.
+    The arguments are those of `skipless.torch.convert`. `shortcut_weight` must be None if the model
+    has sums: they are in the code of `__call__`. `rngs`, by default `nnx.Rngs(0)`, draws the
+    weights.
     """
     if not isinstance(model, nnx.Module):
         found = f"the class {model.__name__}" if isinstance(model, type) else repr(model)

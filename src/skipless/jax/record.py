@@ -153,12 +153,9 @@ def _kind_of(file: str, function: str) -> CallKind | None:
 def _is_library_file(file: str) -> bool:
     installed = "site-packages" in file or "dist-packages" in file
     standard = file.startswith((sysconfig.get_path("stdlib"), "<frozen"))
-    return (standard and not installed) or file.startswith(_library_folders())
-
-
-def _library_folders() -> tuple[str, ...]:
-    files = (getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES)
-    return tuple(f"{file.rpartition('/')[0]}/" for file in files if file)
+    homes = (getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES)
+    folders = tuple(f"{home.rpartition('/')[0]}/" for home in homes if home)
+    return (standard and not installed) or file.startswith(folders)
 
 
 # They return their inputs; some of the names are those of other versions of JAX.

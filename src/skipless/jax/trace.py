@@ -133,7 +133,7 @@ class Description(Recorded[Tensor]):
         self.input = record.input
         self.biases: list[Operation] = []
         self._record, self._constants = record, constants
-        self._operations: dict[Tensor, rec.Operation[Tensor]] = {}
+        self.operations = {}
         self._regions = find_regions(record)
         self._statistics: set[Tensor] = set()
         self._counts: dict[Tensor, float] = {}  # of the numbers in a sum that is not divided yet
@@ -145,10 +145,6 @@ class Description(Recorded[Tensor]):
                 )
         for op in record.operations:
             self._add(op)
-
-    @property
-    def operations(self) -> Mapping[Tensor, rec.Operation[Tensor]]:
-        return self._operations
 
     @property
     def output(self) -> Tensor:
@@ -202,29 +198,29 @@ class Description(Recorded[Tensor]):
         elif all(statistics):
             self._statistics.update(op.outputs)
         elif any(statistics):
-            self._operations[op.outputs[0]] = _combination(op, op.name)
+            self.operations[op.outputs[0]] = _combination(op, op.name)
         else:
             for tensor in op.outputs:
-                self._operations[tensor] = self._describe(op, tensor)
+                self.operations[tensor] = self._describe(op, tensor)
 
     def _add_region(self, op: Operation, region: Region) -> None:
         source, *others = region.sources
         for tensor in op.outputs:
             if region.kind == "probabilities":
-                self._operations[tensor] = _uncovered(op, "softmax", kinds.PROBABILITIES)
+                self.operations[tensor] = _uncovered(op, "softmax", kinds.PROBABILITIES)
             elif others and region.kind != "normalised input":
-                self._operations[tensor] = _combination(op, f"a layer ({op.name})")
+                self.operations[tensor] = _combination(op, f"a layer ({op.name})")
             elif tensor is not region.result:
                 self._statistics.add(tensor)
             elif region.kind == "norm":
-                self._operations[tensor] = rec.Norm((source,))
+                self.operations[tensor] = rec.Norm((source,))
             elif region.kind == "shaped":
-                self._operations[tensor] = rec.ShapedCall((source,))
+                self.operations[tensor] = rec.ShapedCall((source,))
             elif region.kind == "normalised input":
-                self._operations[tensor] = rec.Preparation(tuple(region.sources))
+                self.operations[tensor] = rec.Preparation(tuple(region.sources))
             else:
                 rough = "resize" if region.kind == "resize" else ""
-                self._operations[tensor] = _in_place(source, region.kind, rough)
+                self.operations[tensor] = _identity_move(source, region.kind, rough)
 
     def _describe(self, op: Operation, tensor: Tensor) -> rec.Operation[Tensor]:
         source, *others = op.signals
@@ -262,9 +258,9 @@ class Description(Recorded[Tensor]):
                 "model in evaluation mode, or use the dropout of Flax, Haiku or Equinox."
             )
         if self._divides_by_counts(op):
-            return _in_place(source, op.name, factor=1.0 / self._counts[source])
+            return _identity_move(source, op.name, factor=1.0 / self._counts[source])
         if (chosen := self._constant_choice(op)) is not None:
-            return _in_place(chosen, op.name)
+            return _identity_move(chosen, op.name)
         weights = (1.0, -1.0 if op.name == "sub" else 1.0) if op.name in kinds.ADDITIONS else None
         affine = op.name in kinds.ARITHMETIC | kinds.UNCHANGED and not others
         return rec.Pointwise(tuple(op.signals), op.name, weights if others else None, affine)
@@ -285,7 +281,7 @@ class Description(Recorded[Tensor]):
         tensor = op.signals[0]
         while tensor.operation is not None and tensor.operation.name in kinds.LAYOUTS:
             tensor = tensor.operation.inputs[0]
-        return isinstance(self._operations.get(tensor), rec.Layer | rec.Bias)
+        return isinstance(self.operations.get(tensor), rec.Layer | rec.Bias)
 
     def _divides_by_counts(self, op: Operation) -> bool:
         """Whether a window's sum is divided by how many places it has, fewer at the border."""
@@ -302,7 +298,9 @@ class Description(Recorded[Tensor]):
         return chosen if chosen is not None and chosen.signal else None
 
 
-def _in_place(source: Tensor, name: str, rough: str = "", factor: float = 1.0) -> rec.Move[Tensor]:
+def _identity_move(
+    source: Tensor, name: str, rough: str = "", factor: float = 1.0
+) -> rec.Move[Tensor]:
     return rec.Move((source,), name, rec.AxisMap.identity(len(source.shape)), rough, factor)
 
 

@@ -31,28 +31,11 @@ from .normalize import PerLocationNormalization, normalize_per_location, normali
 from .trace import UnsupportedModelError, trace
 
 __all__ = [
-    "Check",
-    "ConversionReport",
-    "DeltaOrthogonal",
-    "DepthwiseDelta",
-    "GaussianFanIn",
-    "Measurement",
-    "PerLocationNormalization",
-    "ScaledUniformOrthogonal",
-    "ShapedActivation",
-    "TReLU",
-    "TransposedDelta",
-    "UnsupportedModelError",
-    "WeightedAdd",
-    "check",
-    "convert",
-    "function",
-    "initialize_",
-    "measure",
-    "normalize_per_location",
-    "normalize_per_sample",
-    "pair_inputs",
-    "trace",
-]
+    "Check", "ConversionReport", "DeltaOrthogonal", "DepthwiseDelta", "GaussianFanIn",
+    "Measurement", "PerLocationNormalization", "ScaledUniformOrthogonal", "ShapedActivation",
+    "TReLU", "TransposedDelta", "UnsupportedModelError", "WeightedAdd", "check", "convert",
+    "function", "initialize_", "measure", "normalize_per_location", "normalize_per_sample",
+    "pair_inputs", "trace",
+]  # fmt: skip
 
 __getattr__ = renamed_names(__name__, {"activation": "skipless.keras.function"})

@@ -89,12 +89,8 @@ class Description(Recorded[Tensor]):
     def __init__(self, tensors: Sequence[Tensor], output: Tensor) -> None:
         self.tensors, self.input = tensors, tensors[0]
         self._output = output
-        self._operations = {tensor: self._describe(tensor) for tensor in tensors[1:]}
+        self.operations = {tensor: self._describe(tensor) for tensor in tensors[1:]}
         self._rounded: set[Tensor] = set()  # whose values are of float32
-
-    @property
-    def operations(self) -> Mapping[Tensor, rec.Operation[Tensor]]:
-        return self._operations
 
     @property
     def output(self) -> Tensor:
@@ -179,7 +175,8 @@ def _layer(tensor: Tensor) -> rec.Layer[Tensor]:
         summed = [axis for axis, letter in enumerate(before) if letter not in after]
         made = [axis for axis, letter in enumerate(after) if letter not in before]
     else:
-        summed, made = ([_channel_axis(tensor, len(t.shape))] for t in (inputs[0], tensor))
+        first = getattr(layer, "data_format", None) == "channels_first"
+        summed, made = ([1 if first else len(t.shape) - 1] for t in (inputs[0], tensor))
     weights = None if op_name(layer) else (id(layer), part)
     return rec.Layer(inputs, weights, summed, made, number, depthwise)
 
@@ -335,11 +332,6 @@ def _padded(operation: Any, rank: int) -> list[int]:
         return [axis for axis, amount in enumerate(amounts) if amount.any()]
     pads = type(operation).__name__.startswith(("ZeroPadding", "PadImages"))
     return _locations(operation, rank) if pads else []
-
-
-def _channel_axis(tensor: Tensor, rank: int) -> int:
-    first = getattr(tensor.call.operation, "data_format", None) == "channels_first"
-    return 1 if first else rank - 1
 
 
 def _locations(operation: object, rank: int) -> list[int]:

@@ -26,29 +26,12 @@ from .normalize import PerLocationNormalization, normalize_per_location, normali
 from .trace import UnsupportedModelError, trace
 
 __all__ = [
-    "Check",
-    "ConversionReport",
-    "ConvertedModel",
-    "Measurement",
-    "PerLocationNormalization",
-    "ShapedActivation",
-    "TReLU",
-    "UnsupportedModelError",
-    "check",
-    "convert",
-    "delta_",
-    "fold",
-    "function",
-    "gaussian_fan_in_",
-    "initialize_",
-    "measure",
-    "normalize_per_location",
-    "normalize_per_sample",
-    "pair_inputs",
-    "scaled_uniform_orthogonal_",
-    "trace",
+    "Check", "ConversionReport", "ConvertedModel", "Measurement", "PerLocationNormalization",
+    "ShapedActivation", "TReLU", "UnsupportedModelError", "check", "convert", "delta_", "fold",
+    "function", "gaussian_fan_in_", "initialize_", "measure", "normalize_per_location",
+    "normalize_per_sample", "pair_inputs", "scaled_uniform_orthogonal_", "trace",
     "transposed_delta_",
-]
+]  # fmt: skip
 
 __getattr__ = renamed_names(
     __name__,

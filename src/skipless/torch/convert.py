@@ -154,7 +154,10 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
 
     def copy(self, tensor: fx.Node, use: Callable[[fx.Node], fx.Node]) -> fx.Node:
         if tensor.op == "placeholder":
-            return self._attribute(tensor)
+            name = self.names[tensor.name]
+            assert name is not None
+            self.parts[name] = self.state[name]
+            return self.new.get_attr(name)
         step, (path, call) = self.reading.steps.get(tensor), called_module(tensor)
         if step is None:
             return self._function(tensor, use)
@@ -208,12 +211,6 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
 
     def _layer(self, node: fx.Node) -> str | None:
         return module_of_layer(node, self.modules, self.names)
-
-    def _attribute(self, node: fx.Node) -> fx.Node:
-        name = self.names[node.name]
-        assert name is not None
-        self.parts[name] = self.state[name]
-        return self.new.get_attr(name)
 
     def _call(self, name: str, module: nn.Module, inputs: Sequence[fx.Node]) -> fx.Node:
         self.parts.setdefault(name, module)

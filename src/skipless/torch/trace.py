@@ -89,7 +89,7 @@ class Description(Recorded[fx.Node]):
 
     def __init__(self, model: nn.Module, program: ExportedProgram) -> None:
         self.program = program
-        self._operations: dict[fx.Node, rec.Operation[fx.Node]] = {}
+        self.operations = {}
         self.inputs: dict[fx.Node, dict[fx.Node, fx.Node]] = {}  # what an argument was at the time
         self._modules = dict(model.named_modules(remove_duplicate=False))
         self._constants: dict[fx.Node, torch.Tensor | None] = {}
@@ -105,10 +105,6 @@ class Description(Recorded[fx.Node]):
             elif node.op == "placeholder":
                 tensor = state.get(specs[node.name].target or "")
                 self._constants[node] = tensor if isinstance(tensor, torch.Tensor) else None
-
-    @property
-    def operations(self) -> Mapping[fx.Node, rec.Operation[fx.Node]]:
-        return self._operations
 
     @property
     def output(self) -> fx.Node:
@@ -150,7 +146,7 @@ class Description(Recorded[fx.Node]):
         return None if result is None else result.detach().double().cpu().numpy()
 
     def _depends_on_input(self, node: fx.Node) -> bool:
-        return node is self.input or node in self._operations
+        return node is self.input or node in self.operations
 
     def _add(self, node: fx.Node) -> None:
         now = {a: self._memory.latest(a) for a in node.all_input_nodes}
@@ -169,7 +165,7 @@ class Description(Recorded[fx.Node]):
                 f"later, at {origin(reader)}, under another name. Write it out of place: without "
                 "the trailing underscore, or with inplace=False."
             )
-        self._operations[node] = described
+        self.operations[node] = described
 
     def _constant(self, node: fx.Node) -> torch.Tensor | None:
         """The single number that `node` computes from constants, or None."""
