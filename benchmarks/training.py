@@ -160,7 +160,7 @@ def engine_seconds(data: Data, workers: int) -> list[float]:
 
 
 def jpeg_folder(folder: Path) -> Path:
-    """Photographs, as far as a decoder can tell: smooth noise of 128 x 128 pixels."""
+    """Photographs, to a decoder: smooth noise of 128 x 128 pixels."""
     chance = np.random.default_rng(0)
     for part, images in (("train", BATCH * (STEPS + 1) // CLASSES), ("val", 2)):
         for label in range(CLASSES):

@@ -84,7 +84,7 @@ class Shared(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "shape", "told"),
+    ("model", "shape", "said"),
     [
         (Shortcut(), (3, 4, 4), "before stays a BatchNorm: first has other readers"),
         (Shared(), (3,), "norm stays a BatchNorm: the weights of layer are used elsewhere"),
@@ -95,12 +95,12 @@ class Shared(nn.Module):
         ),
     ],
 )
-def test_a_batch_norm_that_others_would_notice_stays_and_is_listed(model, shape, told) -> None:
+def test_a_batch_norm_that_others_would_notice_stays_and_is_listed(model, shape, said) -> None:
     model = with_statistics(model)
     x = torch.randn(3, *shape, dtype=torch.float64)
     folded = fold(model, x)
     torch.testing.assert_close(folded(x), model(x), rtol=0.0, atol=1e-12)
-    assert folded.meta["remaining"] == (told,)
+    assert folded.meta["remaining"] == (said,)
 
 
 def test_a_batch_norm_over_another_dimension_than_the_layers_stays() -> None:
@@ -152,7 +152,7 @@ def computed(how: str) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "said"),
     [
         (Tied("layer"), "norm stays a BatchNorm: the weights of first are used elsewhere"),
         (Tied("read"), "norm stays a BatchNorm: the weights of first are used elsewhere"),
@@ -162,12 +162,12 @@ def computed(how: str) -> nn.Module:
     ],
     ids=["tied", "read", "hook", "parametrisation", "function"],
 )
-def test_weights_that_are_not_a_layers_own_take_no_batch_norm_in(model, told: str) -> None:
+def test_weights_that_are_not_a_layers_own_absorb_no_batch_norm(model, said: str) -> None:
     model = with_statistics(model)
     x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
     folded = fold(model, x)
     torch.testing.assert_close(folded(x), model(x), rtol=0.0, atol=1e-12)
-    assert folded.meta["remaining"] == (told,)
+    assert folded.meta["remaining"] == (said,)
 
 
 def test_a_batch_norm_without_statistics_stays() -> None:
@@ -175,5 +175,5 @@ def test_a_batch_norm_without_statistics_stays() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), norm).double().eval()
     x = torch.randn(3, 3, 4, 4, dtype=torch.float64)
     torch.testing.assert_close(fold(model, x)(x), model(x), rtol=0.0, atol=1e-12)
-    told = ("1 stays a BatchNorm: it normalises by each batch's own statistics",)
-    assert fold(model, x).meta["remaining"] == told
+    said = ("1 stays a BatchNorm: it normalises by each batch's own statistics",)
+    assert fold(model, x).meta["remaining"] == said

@@ -1,5 +1,6 @@
 """Samples are dealt out the same, however many processes, parts and workers share the work."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -168,7 +169,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Data:
     return load_data(f"imagefolder:{folder}", image_size=14)
 
 
-def test_workers_deliver_what_one_process_does_and_leave_the_random_numbers_alone(
+def test_workers_deliver_what_one_process_does_and_leave_nothing_behind(
     photos: Data,
 ) -> None:
     # The damaged image is the rest that makes no batch in one of the first epochs.
@@ -176,7 +177,7 @@ def test_workers_deliver_what_one_process_does_and_leave_the_random_numbers_alon
         b for b in contents(Batches(Numbers(24), 5), e) if all(s[0] != 23 for s in b)])  # fmt: skip
     alone = Batches(photos.train, 5)
     shared = Batches(photos.train, 5, workers=2, normalize=torch.neg)
-    state = torch.get_rng_state()
+    state, others = torch.get_rng_state(), set(multiprocessing.active_children())
     for first_step in (0, 2):  # twice, by the same workers
         ours, truth = (list(b.epoch(whole, first_step)) for b in (shared, alone))
         assert len(ours) == len(truth) == 4 - first_step
@@ -195,6 +196,9 @@ def test_workers_deliver_what_one_process_does_and_leave_the_random_numbers_alon
         list(shared.epoch(damaged))
     assert "\n" not in str(error.value)
     assert torch.equal(torch.get_rng_state(), state)
+    assert len(set(multiprocessing.active_children()) - others) == 2
+    del error, shared, left, entered
+    assert set(multiprocessing.active_children()) <= others  # no worker outlives its batches
 
 
 def test_a_function_that_workers_cannot_get_is_refused(photos: Data) -> None:

@@ -195,8 +195,8 @@ def test_a_batch_that_lost_whole_records_is_damaged(tmp_path: Path, ending: str)
         write_binary(tmp_path / "there", batches)
     else:
         write_pickled(tmp_path / "there", batches, 2)
-    told = f"there/test_batch{ending} is damaged: it has 3 images, not 4. Repair it: skipless data"
-    with pytest.raises(ValueError, match=re.escape(told)):
+    said = f"there/test_batch{ending} is damaged: it has 3 images, not 4. Repair it: skipless data"
+    with pytest.raises(ValueError, match=re.escape(said)):
         load_data("cifar10", folder=tmp_path / "there")
 
 

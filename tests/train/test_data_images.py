@@ -133,10 +133,10 @@ def test_without_augmentation_training_images_show_their_middle(folder: Path) ->
 def test_a_damaged_image_is_named_in_one_line(folder: Path, content: bytes) -> None:
     (folder / "train" / "dog" / "a.jpeg").write_bytes(content)
     data = load_data(f"imagefolder:{folder}")
-    with pytest.raises(ValueError, match=r"train/dog/a\.jpeg cannot be read as an image: ") as told:
+    with pytest.raises(ValueError, match=r"train/dog/a\.jpeg cannot be read as an image: ") as said:
         data.train.load([0, 1, 2], None)
-    assert "\n" not in str(told.value)
-    assert "delete it" in str(told.value)
+    assert "\n" not in str(said.value)
+    assert "delete it" in str(said.value)
 
 
 def test_a_folder_without_its_parts_is_told_what_to_put_there(folder: Path) -> None:

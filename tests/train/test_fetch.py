@@ -40,7 +40,7 @@ def archive(path: Path, content: dict[str, bytes], top: str) -> Path:
 
 
 def fake_npm(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that does as `script` says, in place of the real one."""
+    """A client that does as `script` says instead of the real one."""
     folder.mkdir()
     (folder / "npm").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "npm").chmod(stat.S_IRWXU)
@@ -95,7 +95,7 @@ def test_files_that_are_right_stay_and_damaged_ones_come_anew(npm: Path, tmp_pat
     for name, data in CONTENT.items():
         (there / name).write_bytes(data)
     assert fetch_cifar10(tmp_path / "there") == there
-    assert not (tmp_path / "asked").exists()  # all is well, so nothing was asked for
+    assert not (tmp_path / "asked").exists()  # all is well, so it fetches nothing
     (there / "data_batch_2.bin").write_bytes(CONTENT["data_batch_2.bin"][:-1] + b"\x63")
     (there / "test_batch.bin").unlink()
     before = (there / "data_batch_1.bin").stat()

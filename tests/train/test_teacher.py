@@ -26,7 +26,7 @@ PLAIN = Settings(
 
 
 def trained_network() -> nn.Module:
-    """A network whose BatchNorm has statistics of its own, so that its mode can be told."""
+    """A network whose BatchNorm has statistics of its own, which reveal its mode."""
     torch.manual_seed(8)
     network = nn.Sequential(
         nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(20, 7)
@@ -131,7 +131,7 @@ def test_a_teacher_with_the_whole_share_leaves_no_use_for_labels(tmp_path: Path)
     assert losses(folders[0]) == losses(folders[1])
 
 
-def test_a_taught_run_that_is_stopped_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_a_taught_run_that_is_stopped_resumes_exactly(tmp_path: Path) -> None:
     whole, folder = run_folder(tmp_path / "whole"), run_folder(tmp_path / "run")
     settings = replace(PLAIN, classes_per_batch=2, batch_size=4, epochs=2)
     engine(settings, Teacher(trained_network())).run(whole)

@@ -288,7 +288,7 @@ def _successors(memory: MemoryPlan, state: _State, peak: int) -> list[tuple[int,
         during, held = memory.step(operation, state.done, state.held)
         done = state.done | 1 << operation
         others = (other for other in state.ready if other != operation)
-        ready = (*others, *memory.enabled(operation, done))
+        ready = (*others, *memory.unblocked_by(operation, done))
         after = max(peak, during), _State(done, held, ready, (state, operation))
         if during <= peak and held <= state.held:
             # It never leaves more than there was, so now is as good as later.
@@ -358,7 +358,7 @@ class MemoryPlan:
         """Whether nothing reads this memory after all in `done`."""
         return place not in self._kept and self._readers[place] & ~done == 0
 
-    def enabled(self, number: int, done: int) -> Iterator[int]:
+    def unblocked_by(self, number: int, done: int) -> Iterator[int]:
         """The operations that wait only for this one."""
         return (n for n in self._next[number] if self._needs[n] & ~done == 0)
 

