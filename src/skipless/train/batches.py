@@ -31,34 +31,22 @@ from .data import AUGMENT_DRAWS, Split
 from .process import exit_with_parent
 
 Batch = tuple[Tensor, Tensor]
+Request = tuple[list[int], NDArray[np.float32] | None]  # samples, and draws that augment them
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of images and labels for one process out of `world`.
-
-    Args:
-        split: Where samples come from.
-        batch_size: Samples in a step, over all processes.
-        seed: Of order and augmentation.
-        rank: Which process this is.
-        world: How many processes there are.
-        accumulate: Parts in which each process takes its share of a step.
-        workers: Processes that load image files ahead; splits in memory need none.
-        normalize: Applied to every batch of images.
-        classes_per_batch: How many classes the batch of a step has, with equally many samples of
-            each; by default left to chance.
-    """
+    """Batches of images and labels for one process out of `world`."""
 
     split: Split
-    batch_size: int
-    seed: int = 0
+    batch_size: int  # samples in a step, over all processes
+    seed: int = 0  # of order and augmentation
     rank: int = 0
     world: int = 1
-    accumulate: int = 1
-    workers: int = 0
-    normalize: Callable[[Tensor], Tensor] | None = None
-    classes_per_batch: int | None = None
+    accumulate: int = 1  # parts in which each process takes its share of a step
+    workers: int = 0  # processes that load image files ahead; splits in memory need none
+    normalize: Callable[[Tensor], Tensor] | None = None  # applied to every batch of images
+    classes_per_batch: int | None = None  # with equally many samples of each; None: by chance
 
     def __post_init__(self) -> None:
         least = {"batch_size": 1, "world": 1, "accumulate": 1, "seed": 0, "workers": 0}
@@ -95,7 +83,10 @@ class Batches:
 
         Shares differ by one sample at most, and together they have every sample once.
         """
-        return self._load(self._validation_requests())
+        n, size = len(self.split), self._part_size
+        first, end = self.rank * n // self.world, (self.rank + 1) * n // self.world
+        starts = range(first, end, size)
+        return self._load((list(range(i, min(i + size, end))), None) for i in starts)
 
     def require_a_step(self) -> None:
         """Raise if the split has fewer samples than a batch."""
@@ -114,7 +105,7 @@ class Batches:
     def _part_size(self) -> int:
         return self.batch_size // (self.world * self.accumulate)
 
-    def _training_requests(self, number: int, first_step: int) -> Iterator[BatchRequest]:
+    def _training_requests(self, number: int, first_step: int) -> Iterator[Request]:
         # Mixed by numpy, because neighbouring seeds may give neighbouring numbers.
         state = np.random.SeedSequence((self.seed, number)).generate_state(1, np.uint64)
         generator = torch.Generator().manual_seed(int(state[0]))
@@ -128,22 +119,16 @@ class Batches:
             for part in range(self.accumulate):
                 start = step * self.batch_size + (part * self.world + self.rank) * self._part_size
                 chosen = order[start : start + self._part_size]
-                yield BatchRequest(chosen.tolist(), draws[chosen].numpy())
+                yield chosen.tolist(), draws[chosen].numpy()
 
-    def _validation_requests(self) -> Iterator[BatchRequest]:
-        n = len(self.split)
-        first, end = self.rank * n // self.world, (self.rank + 1) * n // self.world
-        for start in range(first, end, self._part_size):
-            yield BatchRequest(list(range(start, min(start + self._part_size, end))), None)
-
-    def _load(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
+    def _load(self, requests: Iterator[Request]) -> Iterator[Batch]:
         if self.split.slow and self.workers:
             return self._workers.load(requests)
-        return (request.load(self.split, self.normalize) for request in requests)
+        return map(_Source(self.split, self.normalize).load, requests)
 
     @cached_property
     def _workers(self) -> Workers:
-        return Workers(self.split, self.normalize, self.workers)
+        return Workers(_Source(self.split, self.normalize), self.workers)
 
 
 def order_by_classes(
@@ -216,17 +201,25 @@ def _require_classes(counts: Sequence[int], batch_size: int, classes: int) -> No
         )
 
 
-@dataclass(frozen=True)
-class BatchRequest:
-    """The samples of a batch, and the numbers that decide on their augmentation."""
+class _Source(Dataset[Batch | Exception]):
+    """Loads batches: by `load` in this process, by its index in a worker."""
 
-    indices: list[int]
-    draws: NDArray[np.float32] | None
+    def __init__(self, split: Split, normalize: Callable[[Tensor], Tensor] | None) -> None:
+        self.split = split
+        self.normalize = normalize
 
-    def load(self, split: Split, normalize: Callable[[Tensor], Tensor] | None) -> Batch:
-        draws = None if self.draws is None else torch.from_numpy(self.draws)
-        images, labels = split.load(self.indices, draws)
-        return (images if normalize is None else normalize(images)), labels
+    def load(self, request: Request) -> Batch:
+        indices, draws = request
+        images, labels = self.split.load(
+            indices, None if draws is None else torch.from_numpy(draws)
+        )
+        return (images if self.normalize is None else self.normalize(images)), labels
+
+    def __getitem__(self, index: Request) -> Batch | Exception:
+        try:
+            return self.load(index)
+        except (ValueError, OSError) as error:  # of the data: the main process raises it as it is
+            return error
 
 
 class Workers:
@@ -236,17 +229,21 @@ class Workers:
     made while a thread holds a lock would wait for that lock forever.
     """
 
-    def __init__(
-        self, split: Split, normalize: Callable[[Tensor], Tensor] | None, number: int
-    ) -> None:
-        _require_picklable(normalize)
+    def __init__(self, source: _Source, number: int) -> None:
+        try:
+            pickle.dumps(source.normalize)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            raise ValueError(
+                f"normalize must be picklable to reach worker processes, got {source.normalize!r}. "
+                "Use an importable function, or workers=0."
+            ) from None
         self.requests = _CurrentRequests()
         methods = multiprocessing.get_all_start_methods()
         context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if "forkserver" in methods:
             context.set_forkserver_preload([__name__])  # torch is imported once, not by each worker
         self.loader = DataLoader(
-            _WorkerDataset(split, normalize),
+            source,
             batch_size=None,  # a request is a batch already
             sampler=self.requests,
             num_workers=number,
@@ -257,7 +254,7 @@ class Workers:
             generator=torch.Generator(),  # or each epoch would draw from the model's own numbers
         )
 
-    def load(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
+    def load(self, requests: Iterator[Request]) -> Iterator[Batch]:
         """The requested batches, in order; the iterator of an earlier call ends here."""
         self.requests.current = requests
         try:
@@ -273,7 +270,13 @@ class Workers:
         except StopIteration:
             return
         except RuntimeError as error:
-            raise _explain_death(error) from None
+            if "DataLoader worker" not in str(error) or "Caught" in str(error):
+                raise
+            raise OSError(
+                f"A worker process that loads images died ({' '.join(str(error).split())}), "
+                "possibly out of memory: try fewer workers. In a script of your own, start "
+                'training under if __name__ == "__main__".'
+            ) from None
         raise RuntimeError(
             "Another epoch was started with the same workers. Finish one first, or use a Batches "
             "for each."
@@ -292,24 +295,10 @@ class Workers:
 class _CurrentRequests:
     """What the workers load next; it changes from epoch to epoch, while the workers stay."""
 
-    current: Iterator[BatchRequest] = iter(())
+    current: Iterator[Request] = iter(())
 
-    def __iter__(self) -> Iterator[BatchRequest]:
+    def __iter__(self) -> Iterator[Request]:
         return self.current
-
-
-class _WorkerDataset(Dataset[Batch | Exception]):
-    """Runs in a worker."""
-
-    def __init__(self, split: Split, normalize: Callable[[Tensor], Tensor] | None) -> None:
-        self.split = split
-        self.normalize = normalize
-
-    def __getitem__(self, index: BatchRequest) -> Batch | Exception:
-        try:
-            return index.load(self.split, self.normalize)
-        except (ValueError, OSError) as error:  # of the data: the main process raises it as it is
-            return error
 
 
 def _init_worker(_worker: int) -> None:
@@ -338,24 +327,3 @@ def _block_signals() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _require_picklable(normalize: Callable[[Tensor], Tensor] | None) -> None:
-    try:
-        pickle.dumps(normalize)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        raise ValueError(
-            f"normalize must be picklable to reach worker processes, got {normalize!r}. Use an "
-            "importable function, or workers=0."
-        ) from None
-
-
-def _explain_death(error: RuntimeError) -> Exception:
-    """What to do about a worker that died; any other error as it is."""
-    if "DataLoader worker" not in str(error) or "Caught" in str(error):
-        return error
-    return OSError(
-        f"A worker process that loads images died ({' '.join(str(error).split())}), possibly out "
-        "of memory: try fewer workers. In a script of your own, start training under "
-        'if __name__ == "__main__".'
-    )

@@ -19,6 +19,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,14 +128,6 @@ class Checkpoints:
         return str(paths[-1]) if paths else "none"
 
 
-def expand_home(named: str | Path) -> Path:
-    """A path with ~ replaced by the home folder, if there is one."""
-    try:
-        return Path(named).expanduser()
-    except RuntimeError:  # no user of that name
-        return Path(named)
-
-
 def find_checkpoint(named: str | Path) -> tuple[Path, Path]:
     """The folder of a run, and its checkpoint, or the file of weights in one, that is `named`.
 
@@ -143,7 +136,10 @@ def find_checkpoint(named: str | Path) -> tuple[Path, Path]:
     """
     if not str(named).strip():
         raise ValueError(f"Expected a trained network, got {str(named)!r}. {_HINT}")
-    path = expand_home(named).resolve()
+    path = Path(named)
+    with suppress(RuntimeError):  # ~name of an unknown user
+        path = path.expanduser()
+    path = path.resolve()
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist. {_HINT}")
     if path.is_file() and path.name in (RUN, STATE, MANIFEST):
@@ -223,11 +219,8 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
 
 def _serialize(weights: Mapping[str, Tensor]) -> bytes:
     # Cloned, because safetensors needs contiguous tensors that share no memory.
-    plain = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in weights.items()
-    }
-    return safetensors.torch.save(plain)
+    own = {"memory_format": torch.contiguous_format}
+    return safetensors.torch.save({n: t.detach().cpu().clone(**own) for n, t in weights.items()})
 
 
 def _load(path: Path) -> Checkpoint:
@@ -236,13 +229,10 @@ def _load(path: Path) -> Checkpoint:
     state = torch.load(io.BytesIO(files[STATE]), map_location="cpu", weights_only=True)
     if state["step"] != _step(path):
         raise ValueError(f"it is that of step {state['step']}")
-    average = files.get(AVERAGE)
-    return Checkpoint(
-        state["step"],
-        safetensors.torch.load(files[MODEL]),
-        state,
-        None if average is None else safetensors.torch.load(average),
-    )
+    weights, average = safetensors.torch.load(files[MODEL]), None
+    if AVERAGE in files:
+        average = safetensors.torch.load(files[AVERAGE])
+    return Checkpoint(state["step"], weights, state, average)
 
 
 def _manifest(folder: Path) -> dict[str, str]:

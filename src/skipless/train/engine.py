@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -65,14 +65,8 @@ class RunStatus:
 class Engine:
     """A model, its optimiser and data, ready to be trained.
 
-    Args:
-        model: On its device, and in the memory format of `settings`.
-        optimizer: Of the model's parameters.
-        data: What to train and validate on.
-        settings: How to train.
-        process: This process among those that train together.
-        normalize: Applied to every batch of images.
-        teacher: A trained network whose predictions on each augmented batch are learned too.
+    The model is on its device, in the memory format of `settings`. `normalize` is applied to every
+    batch of images; a `teacher`'s predictions on each augmented batch are learned too.
     """
 
     def __init__(
@@ -101,9 +95,13 @@ class Engine:
         )
         self.training.require_a_step()
         self.validation = replace(self.training, split=data.validation, classes_per_batch=None)
-        self.total = settings.steps or settings.epochs * self.training.steps
-        marks = settings.mark_fractions
-        self.schedule = Schedule(settings.schedule, self.total, self._warmup(), marks)
+        per_epoch = self.training.steps
+        self.total = settings.steps or settings.epochs * per_epoch
+        if settings.warmup is None:
+            warmup = min(_DEFAULT_WARMUP * per_epoch, self.total // 10)
+        else:
+            warmup = round(settings.warmup * per_epoch)
+        self.schedule = Schedule(settings.schedule, self.total, warmup, settings.mark_fractions)
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         self.network, self.teacher = distribute(model, process), teacher
@@ -113,14 +111,7 @@ class Engine:
         if settings.average is not None:
             decay = get_ema_multi_avg_fn(settings.average)
             self.average = AveragedModel(model, multi_avg_fn=decay)
-        self.step = 0
-        self.seconds = 0.0
-        self.window = LogWindow()
-
-    def _warmup(self) -> int:
-        if self.settings.warmup is None:
-            return min(_DEFAULT_WARMUP * self.training.steps, self.total // 10)
-        return round(self.settings.warmup * self.training.steps)
+        self.step, self.seconds, self.window = 0, 0.0, LogWindow()
 
     def _compile(self) -> None:
         if self.curvature_optimizer is not None:
@@ -178,18 +169,20 @@ class Engine:
         while (evaluated := self._evaluate(log, interruption)) and not stop:
             if self.step == self.total:
                 break
-            self.window.start_clock()
+            began = time.perf_counter()
             self._train_step(list(islice(batches, self.settings.accumulate)))
             diverged = self._sees_divergence()
-            self.seconds += self.window.stop_clock()
+            passed = time.perf_counter() - began
+            self.seconds += passed
+            self.window.seconds += passed
             stop, diverged = self.process.any_rank([interruption.requested, diverged])
             if diverged:
                 back, loss = self.window.first_bad_loss() or (0, math.nan)  # nan: another process's
                 raise self._divergence_error(f"The loss is {loss}", self.step - back, checkpoints)
             if self._log_due():
-                values = self.window.summarize(self.process)
-                rate = self.optimizer.param_groups[0]["lr"]
-                self._write(log, "train", {"learning_rate": rate, **values})
+                rate = {"learning_rate": self.optimizer.param_groups[0]["lr"]}
+                self._write(log, "train", rate | self.window.summarize(self.process))
+                self.window = LogWindow()
             log.advance(self.step)
             if saved := self._checkpoint_due():
                 self._save(checkpoints, log)
@@ -208,24 +201,24 @@ class Engine:
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
         self.optimizer.zero_grad(set_to_none=True)
-        losses, hits, images = [], [], 0
+        losses, hits = [], []
         for number, (inputs, labels) in enumerate(parts, start=1):
             labels = labels.to(self.process.device, non_blocking=True)
             # Gradients of all processes are averaged once, with those of the last part.
             with no_sync(self.network) if number < len(parts) else nullcontext():
                 logits, loss = self._logits_and_loss(self._to_device(inputs), labels)
-                (loss / len(parts) if len(parts) > 1 else loss).backward()
+                (loss / len(parts)).backward()
             losses.append(loss.detach())
             hits.append((logits.detach().argmax(dim=1) == labels).sum())
-            images += len(labels)
+            self.window.images += len(labels)
         if self.settings.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
         if self.average is not None:
             self.average.update_parameters(self.model)
         self.step += 1
-        mean_loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-        self.window.add(mean_loss, hits[0] if len(hits) == 1 else torch.stack(hits).sum(), images)
+        self.window.losses.append(torch.stack(losses).mean())
+        self.window.hits.append(torch.stack(hits).sum())
 
     def _logits_and_loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         # The teacher first, while the network keeps nothing for its backward pass yet.
@@ -303,12 +296,8 @@ class Engine:
         if not self.process.is_main:
             return
         log.flush()
-        state: dict[str, Any] = {
-            "seconds": self.seconds,
-            "optimizer": self.optimizer.state_dict(),
-            "processes": processes,
-        }
-        average = None
+        optimizer, average = self.optimizer.state_dict(), None
+        state = {"seconds": self.seconds, "optimizer": optimizer, "processes": processes}
         if self.average is not None:
             average = self.average.module.state_dict()
             state["averaged"] = int(self.average.n_averaged)
@@ -325,7 +314,7 @@ class Engine:
         if len(state["processes"]) == self.process.world:
             own = state["processes"][self.process.rank]
             restore_random_state(own["random"], self.process.device)
-            self.window.restore(own["window"], self.process.device)
+            self.window = LogWindow.restored(own["window"], self.process.device)
 
 
 def evaluate(
@@ -361,64 +350,46 @@ def evaluate(
     return {"loss": loss / count, "top1": top1 / count, "top5": top5 / count}
 
 
+@dataclass
 class LogWindow:
     """Losses and hits since the last line of the log, left on their device until they are read."""
 
-    def __init__(self) -> None:
-        self._losses: list[Tensor] = []
-        self._hits: list[Tensor] = []
-        self._images = 0
-        self._seconds = 0.0
-        self._since: float | None = None
-
-    def start_clock(self) -> None:
-        """Count time from now on; evaluations and checkpoints do not count."""
-        self._since = time.perf_counter()
-
-    def stop_clock(self) -> float:
-        """Seconds since the clock started."""
-        passed = 0.0 if self._since is None else time.perf_counter() - self._since
-        self._seconds, self._since = self._seconds + passed, None
-        return passed
-
-    def add(self, loss: Tensor, hits: Tensor, images: int) -> None:
-        """Add a step: its loss, and how many of its images are labelled correctly."""
-        self._losses.append(loss)
-        self._hits.append(hits)
-        self._images += images
+    losses: list[Tensor] = field(default_factory=list)  # of each step
+    hits: list[Tensor] = field(default_factory=list)  # images labelled correctly in each step
+    images: int = 0
+    seconds: float = 0.0  # without evaluations and checkpoints
 
     def first_bad_loss(self) -> tuple[int, float] | None:
         """How many steps before the last the first loss was not finite, and that loss."""
-        for index, loss in enumerate(_to_floats(self._losses)):
+        for back, loss in zip(range(len(self.losses))[::-1], _to_floats(self.losses), strict=True):
             if not math.isfinite(loss):
-                return len(self._losses) - 1 - index, loss
+                return back, loss
         return None
 
     def last_is_bad(self) -> bool:
         """Whether the last loss is not finite; on a GPU, this waits for it."""
-        return not math.isfinite(self._losses[-1].item())
+        return not math.isfinite(self.losses[-1].item())
 
     def summarize(self, process: Process) -> dict[str, float]:
-        """Mean loss, accuracy and images a second over all processes; empties the window."""
-        own = [sum(_to_floats(self._losses)), sum(_to_floats(self._hits)), self._images]
+        """Mean loss, accuracy and images a second over all processes."""
+        own = [sum(_to_floats(self.losses)), sum(_to_floats(self.hits)), self.images]
         losses, hits, images = process.sum(torch.tensor(own, dtype=torch.float64)).tolist()
-        steps, seconds = len(self._losses), self._seconds
-        self._losses, self._hits, self._images, self._seconds = [], [], 0, 0.0
         return {
-            "loss": losses / (steps * process.world),
+            "loss": losses / (len(self.losses) * process.world),
             "accuracy": hits / images,
-            "images_per_second": images / seconds if seconds else 0.0,
+            "images_per_second": images / self.seconds if self.seconds else 0.0,
         }
 
     def state(self) -> dict[str, Any]:
-        """The window in plain types, for `restore`."""
-        losses, hits = _to_floats(self._losses), _to_floats(self._hits)
-        return {"losses": losses, "hits": hits, "images": self._images, "seconds": self._seconds}
+        """The window in plain types, for `restored`."""
+        losses, hits = _to_floats(self.losses), _to_floats(self.hits)
+        return {"losses": losses, "hits": hits, "images": self.images, "seconds": self.seconds}
 
-    def restore(self, state: dict[str, Any], device: torch.device) -> None:
-        self._losses = list(torch.tensor(state["losses"], dtype=torch.float32, device=device))
-        self._hits = list(torch.tensor(state["hits"], dtype=torch.int64, device=device))
-        self._images, self._seconds = state["images"], state["seconds"]
+    @classmethod
+    def restored(cls, state: dict[str, Any], device: torch.device) -> LogWindow:
+        losses = torch.tensor(state["losses"], dtype=torch.float32, device=device)
+        hits = torch.tensor(state["hits"], dtype=torch.int64, device=device)
+        return cls(list(losses), list(hits), state["images"], state["seconds"])
 
 
 def _to_floats(tensors: list[Tensor]) -> list[float]:

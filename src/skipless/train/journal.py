@@ -10,18 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from skipless.record import Json, MetricsFile, Record, number
-
-if TYPE_CHECKING:
-    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
 
 _PACKAGES = ("skipless", "torch", "numpy", "scipy", "pytorch-optimizer", "pillow")
 _BAR = {
@@ -34,8 +30,8 @@ _BAR = {
 class RunLog:
     """Writes metrics.jsonl, TensorBoard and the bar; does nothing unless `enabled` (main rank).
 
-    The bar is for terminals: elsewhere, and without `progress`, nothing is printed.
-    `newest_checkpoint` names the newest checkpoint, for errors.
+    The bar is for terminals: elsewhere, and without `progress`, nothing is printed. Errors name
+    the `newest_checkpoint`.
     """
 
     def __init__(
@@ -44,9 +40,9 @@ class RunLog:
         step: int,
         total: int,
         *,
-        newest_checkpoint: Callable[[], str] = lambda: "none",
-        enabled: bool = True,
-        progress: bool = True,
+        newest_checkpoint: Callable[[], str],
+        enabled: bool,
+        progress: bool,
     ) -> None:
         self._enabled = enabled
         self._newest_checkpoint = newest_checkpoint
@@ -132,24 +128,18 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Path, step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file = (folder / name).open("xb")
         self._records = RecordWriter(self._file)
-        self._write(Event(file_version="brain.Event:2"))
-        self._write(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
+        self._write(0, file_version="brain.Event:2")
+        self._write(step + 1, session_log={"status": "START"})
 
     def add(self, name: str, value: float, step: int) -> None:
         """Write one number measured after `step`."""
-        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore
-
-        self._write(
-            Event(step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]))
-        )
+        self._write(step, summary={"value": [{"tag": name, "simple_value": value}]})
 
     def flush(self) -> None:
         """Make all events durable."""
@@ -159,37 +149,32 @@ class TensorBoardWriter:
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, event: Event) -> None:
-        event.wall_time = time.time()
+    def _write(self, step: int, **content: Json) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
+
+        event = Event(wall_time=time.time(), step=step, **content)
         self._records.write(event.SerializeToString())
 
 
 def provenance() -> dict[str, Json]:
     """Versions, commit, machine and command, for `run.json`."""
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    versions: dict[str, Json] = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": versions,
         "git_commit": _git("rev-parse", "HEAD"),
         "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
-            "gpus": [*gpus],
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         },
         "command": [*sys.argv],
     }
-
-
-def _versions() -> dict[str, Json]:
-    versions: dict[str, Json] = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def _git(*arguments: str) -> str | None:

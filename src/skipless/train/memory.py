@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +24,11 @@ class TrainingMemory:
     optimizer: int
     activations: int
     backward: int  # gradients of the two largest activations, one computed from the other
-    teacher: int = 0  # its weights, and the input and output of its largest layer
+    teacher: int  # its weights, and the input and output of its largest layer
 
     @property
     def total(self) -> int:
-        own = (self.weights, self.gradients, self.optimizer, self.activations, self.backward)
-        return sum(own) + self.teacher
+        return sum(astuple(self))
 
 
 def estimate_memory(

@@ -10,8 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,10 +37,8 @@ class Process:
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum of `values` over all processes."""
-        if self.world == 1:
-            return values
-        values = values.clone()
-        dist.all_reduce(values)
+        if self.world > 1:
+            dist.all_reduce(values := values.clone())
         return values
 
     def any_rank(self, flags: Sequence[bool]) -> list[bool]:
@@ -50,7 +47,7 @@ class Process:
             return list(flags)
         values = torch.tensor(flags, dtype=torch.int32)  # on the CPU: no need to wait for a GPU
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
-        return [bool(value) for value in values.tolist()]
+        return values.bool().tolist()
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite the tensors of all processes by those of the first."""
@@ -60,10 +57,9 @@ class Process:
 
     def all_gather(self, value: T) -> list[T]:
         """The values of all processes, by rank."""
-        if self.world == 1:
-            return [value]
-        values: list[T] = [value] * self.world
-        dist.all_gather_object(values, value)
+        values = [value] * self.world
+        if self.world > 1:
+            dist.all_gather_object(values, value)
         return values
 
 
@@ -73,7 +69,7 @@ def process_group(device: str = "auto", threads: int | None = None) -> Iterator[
 
     Several runs of one job share the outermost group: `torchrun`'s store keeps the addresses of an
     earlier one, and the first process to join the next would wait for these. On the CPU, denormal
-    numbers are flushed to zero: degenerate deep networks are full of them, and they are a hundred
+    numbers, of which degenerate deep networks are full, are flushed to zero: they are a hundred
     times slower than others. Enter this before the first computation, because threads inherit the
     setting when they start. All settings are restored afterwards.
     """
@@ -167,32 +163,28 @@ def no_sync(network: nn.Module) -> AbstractContextManager[None]:
 class Interruption:
     """While entered, SIGTERM and SIGINT only set `requested`; a second signal acts as usual.
 
-    With `ignore_repeats`, further signals do nothing either: `torchrun` forwards to its processes
-    what the terminal has sent them already. Python handles signals in the main thread only; in
-    any other thread this changes nothing.
+    With `ignore_repeats`, further signals do nothing either: `torchrun` forwards what the terminal
+    has sent its processes already. Outside the main thread, which alone handles signals, this
+    changes nothing.
     """
-
-    _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
     def __init__(self, *, ignore_repeats: bool = False) -> None:
         self.requested = False
         self._ignore_repeats = ignore_repeats
-        self._handlers: dict[signal.Signals, object] = {}
+        self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
-            self._handlers = {one: signal.signal(one, self._on_signal) for one in self._SIGNALS}
+            own = (signal.SIGTERM, signal.SIGINT)
+            self._handlers = {one: signal.signal(one, self._on_signal) for one in own}
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._restore()
+        for one, handler in self._handlers.items():
+            signal.signal(one, handler)
+        self._handlers = {}
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, *_: object) -> None:
         self.requested = True
         if not self._ignore_repeats:
-            self._restore()
-
-    def _restore(self) -> None:
-        for one, handler in self._handlers.items():
-            signal.signal(one, handler)  # pyright: ignore[reportArgumentType]
-        self._handlers = {}
+            self.__exit__()
