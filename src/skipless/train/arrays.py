@@ -1,7 +1,7 @@
 """Data sets held in memory: digits, Fashion-MNIST and CIFAR-10, with their files and augmentation.
 
-A reader raises a `ValueError` that says what is wrong with a file; its caller adds the file's name
-and the command that repairs it.
+A reader's `ValueError` says what is wrong with a file; `DataFiles.read` adds the file's name and
+the command that repairs it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ T = TypeVar("T")
 Bytes = NDArray[np.uint8]
 Labelled = tuple[Bytes, NDArray[np.int64]]
 
+CACHE = Path("~/.cache/skipless")
 DIGITS_FILE = "datasets/data/digits.csv.gz"
 DIGITS_ORDER = Path(__file__).with_name("digits_order.txt")  # training, then validation
 DIGITS_TRAIN = 1_437
@@ -85,11 +86,10 @@ def fashion_mnist(
     folder: Path | None, augment: bool | None, size: int | None = None
 ) -> tuple[ArraySplit, ArraySplit]:
     """60,000 training and 10,000 validation images of 28 x 28 pieces of clothing."""
-    found = FASHION_MNIST.find_folder(folder)
-    arrays = [FASHION_MNIST.read(found, name, folder, read_idx) for name in FASHION_MNIST.files]
+    arrays = FASHION_MNIST.read(folder, read_idx)
     return _splits(
-        _check_fashion_mnist(arrays[:2], FASHION_MNIST_TRAIN, f"train files in {found}", folder),
-        _check_fashion_mnist(arrays[2:], FASHION_MNIST_TEST, f"t10k files in {found}", folder),
+        _check_fashion_mnist(arrays[:2], FASHION_MNIST_TRAIN, "train", folder),
+        _check_fashion_mnist(arrays[2:], FASHION_MNIST_TEST, "t10k", folder),
         pad=4 if augment else 0,
         flip=bool(augment),
         size=size,
@@ -100,12 +100,11 @@ def cifar10(
     folder: Path | None, augment: bool | None, size: int | None = None
 ) -> tuple[ArraySplit, ArraySplit]:
     """50,000 training and 10,000 validation images of 32 x 32 in colour; augmented by default."""
-    found = CIFAR10.find_folder(folder)
-    batches = [CIFAR10.read(found, name, folder, read_cifar10) for name in CIFAR10.files]
-    images, labels = zip(*batches[:-1], strict=True)
+    *batches, validation = CIFAR10.read(folder, read_cifar10)
+    images, labels = map(np.concatenate, zip(*batches, strict=True))
     return _splits(
-        (np.concatenate(images), np.concatenate(labels)),
-        batches[-1],
+        (images, labels),
+        validation,
         pad=0 if augment is False else 4,
         flip=augment is not False,
         size=size,
@@ -115,8 +114,8 @@ def cifar10(
 def _splits(
     train: Labelled, validation: Labelled, *, pad: int, flip: bool, size: int | None
 ) -> tuple[ArraySplit, ArraySplit]:
-    images, held_out = (torch.from_numpy(part[0]) for part in (train, validation))
-    labels, held_out_labels = (torch.from_numpy(part[1]) for part in (train, validation))
+    images, labels = map(torch.from_numpy, train)
+    held_out, held_out_labels = map(torch.from_numpy, validation)
     if size is not None:
         pad = round(pad * size / images.shape[-1])
         images, held_out = downscale(images, size), downscale(held_out, size)
@@ -144,7 +143,7 @@ def shift_and_flip(images: Tensor, draws: Tensor, pad: int, flip: bool) -> Tenso
     rows = top[:, None] + torch.arange(height)
     columns = left[:, None] + torch.arange(width)
     if flip:
-        columns = torch.where(is_flipped(draws)[:, None], columns.flip(1), columns)
+        columns = torch.where(draws[:, 2:] < 0.5, columns.flip(1), columns)
     padded_width = width + 2 * pad
     pixels = (rows[:, :, None] * padded_width + columns[:, None, :]).view(n, 1, height * width)
     padded = F.pad(images, (pad, pad, pad, pad)).flatten(2)
@@ -155,11 +154,6 @@ def crop_offset(draws: Tensor, margin: int | Tensor) -> Tensor:
     """Integers from 0 to `margin`, all equally likely, from uniform numbers in [0, 1)."""
     # In double precision the product of a float32 below 1 stays below margin + 1.
     return (draws.double() * (margin + 1)).long()
-
-
-def is_flipped(draws: Tensor) -> Tensor:
-    """Which images are mirrored: half of them."""
-    return draws[..., 2] < 0.5
 
 
 def downscale(images: Tensor, size: int) -> Tensor:
@@ -193,16 +187,12 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class DataFiles:
-    """The names of a data set's files, the folders they may be in, and how to get them.
-
-    All files have the same one of `suffixes`; they are in the folder of the data set itself, or in
-    one of `subfolders`.
-    """
+    """The names of a data set's files, the folders they may be in, and how to get them."""
 
     name: str
     files: tuple[str, ...]
-    suffixes: tuple[str, ...]
-    subfolders: tuple[str, ...]
+    suffixes: tuple[str, ...]  # all files have the same one
+    subfolders: tuple[str, ...]  # of a folder of the data set, which may have the files itself
     system_folders: tuple[Path, ...]
     repair: str
 
@@ -218,19 +208,23 @@ class DataFiles:
             f"{'' if folder else ', nor in any usual place'}. Get it: {self.command(folder)}"
         )
 
-    def read(self, folder: Path, name: str, given: Path | None, reader: Callable[[Path], T]) -> T:
-        """What `reader` makes of a file in `folder`; errors name `given`, the user's folder."""
-        path = folder / (name + (self.suffix_in(folder) or ""))
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"{self.name} is incomplete: {path} is missing. Repair it: {self.command(given)}"
-            )
-        try:
-            return reader(path)
-        except ValueError as error:
-            raise ValueError(
-                f"{path} is damaged: {error}. Repair it: {self.command(given)}"
-            ) from None
+    def read(self, folder: Path | None, reader: Callable[[Path], T]) -> list[T]:
+        """What `reader` makes of each file; errors say how to repair it."""
+        found, contents = self.find_folder(folder), []
+        for name in self.files:
+            path = found / (name + (self.suffix_in(found) or ""))
+            if not path.is_file():
+                raise FileNotFoundError(
+                    f"{self.name} is incomplete: {path} is missing. Repair it: "
+                    f"{self.command(folder)}"
+                )
+            try:
+                contents.append(reader(path))
+            except ValueError as error:
+                raise ValueError(
+                    f"{path} is damaged: {error}. Repair it: {self.command(folder)}"
+                ) from None
+        return contents
 
     def search_path(self, folder: Path | None) -> list[Path]:
         """Folders to search, in order: only `folder` if it is given.
@@ -240,7 +234,7 @@ class DataFiles:
         if folder is not None:
             tops = [folder.expanduser()]
         else:
-            own = dict.fromkeys((default_folder(self.name), _cache_folder() / self.name))
+            own = dict.fromkeys((default_folder(self.name), CACHE.expanduser() / self.name))
             tops = [*own, *self.system_folders]
         return [top / sub for top in tops for sub in ("", *self.subfolders)]
 
@@ -258,12 +252,7 @@ class DataFiles:
 
 def default_folder(name: str) -> Path:
     """Where a data set is stored by default: in $SKIPLESS_DATA, or in the cache."""
-    data = os.environ.get("SKIPLESS_DATA")
-    return (Path(data).expanduser() if data else _cache_folder()) / name
-
-
-def _cache_folder() -> Path:
-    return Path("~/.cache/skipless").expanduser()
+    return Path(os.environ.get("SKIPLESS_DATA") or CACHE).expanduser() / name
 
 
 FASHION_MNIST = DataFiles(
@@ -306,16 +295,20 @@ def _read_digits() -> Labelled:
     return images, np.asarray(labels, dtype=np.int64)
 
 
+def read_unpacked(path: Path) -> bytes:
+    """The content of a file, without the compression of a .gz file."""
+    try:
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"it cannot be unpacked ({error})") from None
+
+
 def read_idx(path: Path) -> Bytes:
     """The array in an IDX file, gzipped or not: 00 00 08, the rank, the sizes, the bytes.
 
     The format is described at http://yann.lecun.com/exdb/mnist; 08 stands for bytes.
     """
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read()
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"it cannot be unpacked ({error})") from None
+    content = read_unpacked(path)
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise ValueError(f"an IDX file of bytes starts with 00 00 08, not {content[:3].hex(' ')}")
     start = 4 + 4 * content[3]
@@ -326,7 +319,7 @@ def read_idx(path: Path) -> Bytes:
 
 
 def _check_fashion_mnist(
-    arrays: list[Bytes], count: int, files: str, given: Path | None
+    arrays: list[Bytes], count: int, part: str, folder: Path | None
 ) -> Labelled:
     images, labels = arrays
     if labels.shape != (count,) or images.shape != (count, 28, 28):
@@ -336,8 +329,9 @@ def _check_fashion_mnist(
     else:
         return images[:, None], labels.astype(np.int64)
     raise ValueError(
-        f"The {files} hold {found}; expected {count} images of 28 x 28 and as many labels from 0 "
-        f"to 9. Repair them: {FASHION_MNIST.command(given)}"
+        f"The {part} files in {FASHION_MNIST.find_folder(folder)} hold {found}; expected {count} "
+        "images of 28 x 28 and as many labels from 0 to 9. Repair them: "
+        f"{FASHION_MNIST.command(folder)}"
     )
 
 
@@ -361,8 +355,6 @@ def read_cifar10(path: Path) -> Labelled:
 def _read_pickled_cifar10(path: Path) -> Labelled:
     try:
         batch = _SafeUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-    except ValueError:
-        raise
     except Exception as error:  # a truncated pickle can fail in any way
         raise ValueError(f"it cannot be unpickled ({error})") from None
     if not isinstance(batch, Mapping) or not {b"data", b"labels"} <= set(batch):
@@ -376,26 +368,17 @@ def _read_pickled_cifar10(path: Path) -> Labelled:
 class _SafeUnpickler(pickle.Unpickler):
     """Reads arrays and Python's built-in types: any other pickle may run arbitrary code."""
 
-    def find_class(self, module: str, name: str) -> Callable[..., object]:
-        try:
-            return _ALLOWED[module.replace("numpy.core", "numpy._core"), name]
-        except KeyError:
-            raise ValueError(
-                f"it refers to {module}.{name}, which no CIFAR-10 batch needs"
-            ) from None
+    allowed = frozenset(
+        {
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("_codecs", "encode"),  # by which old protocols write bytes
+        }
+    )
 
-
-def _encode_latin1(text: str, encoding: str) -> bytes:
-    """`_codecs.encode`, by which old protocols write bytes, for the one encoding that they use."""
-    if encoding != "latin1":
-        raise ValueError(f"it uses the encoding {encoding}, which no CIFAR-10 batch needs")
-    return text.encode("latin1")
-
-
-_RECONSTRUCT = np.empty(0).__reduce__()[0]  # private to numpy
-_ALLOWED: dict[tuple[str, str], Callable[..., object]] = {
-    ("numpy._core.multiarray", "_reconstruct"): cast("Callable[..., object]", _RECONSTRUCT),
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _encode_latin1,
-}
+    def find_class(self, module: str, name: str) -> Any:
+        module = module.replace("numpy.core", "numpy._core")
+        if (module, name) not in self.allowed:
+            raise ValueError(f"it refers to {module}.{name}, which no CIFAR-10 batch needs")
+        return super().find_class(module, name)

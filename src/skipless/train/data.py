@@ -17,7 +17,7 @@ import difflib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -206,16 +206,10 @@ class SyntheticSplit:
     shape: tuple[int, int, int]
     num_classes: int
     size: int
-    first: int = 0  # index of the first sample: those of two splits differ
+    first: int  # index of the first sample: those of two splits differ
+    patterns: Tensor
+    noise: Tensor
     slow = False
-    patterns: Tensor = field(init=False, repr=False)
-    noise: Tensor = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        numbers = torch.randn(_NOISE_POSITIONS + math.prod(self.shape), generator=generator)
-        object.__setattr__(self, "patterns", numbers * _PATTERN_SCALE)
-        object.__setattr__(self, "noise", numbers * math.sqrt(1 - _PATTERN_SCALE**2))
 
     def __len__(self) -> int:
         return self.size
@@ -263,5 +257,8 @@ def synthetic(description: str) -> tuple[SyntheticSplit, SyntheticSplit]:
     channels, height, width = (int(size) for size in sizes)
     classes, samples = [*map(int, rest), *(10, 10_000)[len(rest) :]]
     shape = (channels, height, width)
-    train = SyntheticSplit(shape, classes, samples)
-    return train, SyntheticSplit(shape, classes, max(1, samples // 10), first=samples)
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(_NOISE_POSITIONS + math.prod(shape), generator=generator)
+    rows = (numbers * _PATTERN_SCALE, numbers * math.sqrt(1 - _PATTERN_SCALE**2))
+    train = SyntheticSplit(shape, classes, samples, 0, *rows)
+    return train, SyntheticSplit(shape, classes, max(1, samples // 10), samples, *rows)

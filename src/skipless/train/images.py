@@ -14,18 +14,19 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .arrays import crop_offset, is_flipped
+from .arrays import crop_offset
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -43,27 +44,17 @@ _MEAN = np.float32(255) * np.array([0.485, 0.456, 0.406], np.float32)[:, None, N
 _STD = np.float32(255) * np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
 
 
-class ImageSource(Protocol):
-    """Encoded images by index."""
-
-    def name(self, index: int) -> str:
-        """What errors call an image."""
-        ...
-
-    def file(self, index: int) -> Path | BinaryIO:
-        """Where its bytes are."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class ImageSplit:
     """Encoded images with their labels, as windows of `size` x `size` in colour."""
 
-    source: ImageSource
+    source: ImageFiles | TableRows
     labels: NDArray[np.int64]
-    size: int = DEFAULT_SIZE
-    augment: bool = False
+    size: int
+    augment: bool
     slow = True
+    mean = torch.from_numpy(_MEAN).flatten()  # subtracted from each channel, in bytes
+    std = torch.from_numpy(_STD).flatten()  # divides each channel
 
     @property
     def num_classes(self) -> int:
@@ -72,16 +63,6 @@ class ImageSplit:
     @property
     def shape(self) -> tuple[int, int, int]:
         return (3, self.size, self.size)
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean subtracted from each channel, in bytes."""
-        return torch.from_numpy(_MEAN).flatten()
-
-    @property
-    def std(self) -> Tensor:
-        """The standard deviation that divides each channel, in bytes."""
-        return torch.from_numpy(_STD).flatten()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -109,7 +90,7 @@ class ImageSplit:
                 f"{self.source.name(index)} cannot be read as an image: {error}. Replace it, or "
                 "delete it."
             ) from None
-        return pixels if draws is None or not is_flipped(draws) else pixels[:, ::-1]
+        return pixels if draws is None or draws[2] >= 0.5 else pixels[:, ::-1]
 
 
 def crop(image: Image, size: int, draws: Tensor | None) -> Image:
@@ -171,19 +152,17 @@ def image_folder(path: Path, size: int, augment: bool | None) -> tuple[ImageSpli
             "delete the folder."
         )
     return (
-        _folder_split(train, classes, size, augment is not False, every_class=True),
-        _folder_split(held_out, classes, size, False, every_class=False),
+        _folder_split(train, classes, size, augment is not False),
+        _folder_split(held_out, classes, size, False),
     )
 
 
-def _folder_split(
-    folder: Path, classes: list[str], size: int, augment: bool, every_class: bool
-) -> ImageSplit:
+def _folder_split(folder: Path, classes: list[str], size: int, augment: bool) -> ImageSplit:
     names: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
         found = list(_images_under(folder / name))
-        if every_class and not found:
+        if not found and folder.name == "train":
             raise FileNotFoundError(
                 f"{folder / name} holds no images. Put some there, or delete the folder."
             )
@@ -242,11 +221,8 @@ def parquet(path: Path, size: int, augment: bool | None) -> tuple[ImageSplit, Im
                 f"There is no {path / f'{part}-*.parquet'}. Name a folder with files such as "
                 "train-00000-of-00294.parquet and validation-00000-of-00014.parquet."
             )
-    try:
-        tables = load_dataset("parquet", data_files=files)
-    except Exception as error:  # of the library, or of its readers
-        raise _load_error(f"The Parquet files in {path}", error) from None
-    return _table_splits(cast("DatasetDict", tables), str(path), size, augment)
+    load = partial(load_dataset, "parquet", data_files=files)
+    return _table_splits(load, f"The Parquet files in {path}", str(path), size, augment)
 
 
 def hugging_face(name: str, size: int, augment: bool | None) -> tuple[ImageSplit, ImageSplit]:
@@ -256,17 +232,23 @@ def hugging_face(name: str, size: int, augment: bool | None) -> tuple[ImageSplit
     """
     library = _require_datasets()
     saved = Path(name, "dataset_dict.json").is_file()
-    try:
-        with _quiet_hub():
-            tables = library.load_from_disk(name) if saved else library.load_dataset(name)
-    except Exception as error:  # of the library, of the network, or of its readers
-        raise _load_error(f"The data set {name!r}", error) from None
-    return _table_splits(cast("DatasetDict", tables), name, size, augment)
+    load = partial(library.load_from_disk if saved else library.load_dataset, name)
+    return _table_splits(load, f"The data set {name!r}", name, size, augment)
 
 
 def _table_splits(
-    tables: DatasetDict, title: str, size: int, augment: bool | None
+    load: Callable[[], object], what: str, title: str, size: int, augment: bool | None
 ) -> tuple[ImageSplit, ImageSplit]:
+    try:
+        with _quiet_hub():
+            tables = cast("DatasetDict", load())
+    except Exception as error:  # of the library, of the network, or of its readers
+        cause = error.__cause__ or error  # the library wraps what its readers say
+        reason = " ".join(str(cause).split()) or type(cause).__name__
+        raise ValueError(
+            f"{what} cannot be loaded by the library datasets: {reason}. Check the name and the "
+            "network, or download a damaged file again."
+        ) from None
     held_out = next((name for name in _HELD_OUT if name in tables), None)
     if "train" not in tables or held_out is None:
         raise ValueError(
@@ -313,15 +295,6 @@ def _quiet_hub() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _load_error(what: str, error: Exception) -> ValueError:
-    cause = error.__cause__ or error  # the library wraps what its readers say
-    reason = " ".join(str(cause).split()) or type(cause).__name__
-    return ValueError(
-        f"{what} cannot be loaded by the library datasets: {reason}. Check the name and the "
-        "network, or download a damaged file again."
-    )
 
 
 def _require_datasets():
