@@ -38,19 +38,21 @@ _CIFAR10_RECORD = 1 + 3 * 32 * 32  # bytes of a label and an image
 
 @dataclass(frozen=True, eq=False)
 class ArraySplit:
-    """Images held as bytes, cropped and flipped a whole batch at a time.
-
-    Augmentation shifts an image by up to `pad` pixels each way, over black, and, if `flip`, mirrors
-    half of the images.
-    """
+    """Images held as bytes, cropped and flipped a whole batch at a time."""
 
     images: Tensor  # uint8 (n, channels, height, width)
     labels: Tensor  # int64 (n,)
     mean: Tensor  # float32 (channels,), of bytes
     std: Tensor
-    pad: int = 0
-    flip: bool = False
+    pad: int = 0  # by which images are shifted each way at most, over black
+    flip: bool = False  # whether half of them are mirrored
     slow = False
+    num_classes = 10
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,14 +74,9 @@ def digits(augment: bool | None, size: int | None = None) -> tuple[ArraySplit, A
     """
     images, labels = _read_digits()
     order = np.array(DIGITS_ORDER.read_text(encoding="ascii").split(), dtype=np.int64)
-    train, validation = np.split(order, [DIGITS_TRAIN])
-    return _splits(
-        (images[train], labels[train]),
-        (images[validation], labels[validation]),
-        pad=1 if augment else 0,
-        flip=False,  # a mirrored digit is no digit
-        size=size,
-    )
+    train, validation = ((images[i], labels[i]) for i in np.split(order, [DIGITS_TRAIN]))
+    # A mirrored digit is no digit.
+    return _splits(train, validation, pad=1 if augment else 0, flip=False, size=size)
 
 
 def fashion_mnist(
@@ -87,13 +84,9 @@ def fashion_mnist(
 ) -> tuple[ArraySplit, ArraySplit]:
     """60,000 training and 10,000 validation images of 28 x 28 pieces of clothing."""
     arrays = FASHION_MNIST.read(folder, read_idx)
-    return _splits(
-        _check_fashion_mnist(arrays[:2], FASHION_MNIST_TRAIN, "train", folder),
-        _check_fashion_mnist(arrays[2:], FASHION_MNIST_TEST, "t10k", folder),
-        pad=4 if augment else 0,
-        flip=bool(augment),
-        size=size,
-    )
+    train = _check_fashion_mnist(arrays[:2], FASHION_MNIST_TRAIN, "train", folder)
+    validation = _check_fashion_mnist(arrays[2:], FASHION_MNIST_TEST, "t10k", folder)
+    return _splits(train, validation, pad=4 if augment else 0, flip=bool(augment), size=size)
 
 
 def cifar10(
@@ -102,13 +95,8 @@ def cifar10(
     """50,000 training and 10,000 validation images of 32 x 32 in colour; augmented by default."""
     *batches, validation = CIFAR10.read(folder, read_cifar10)
     images, labels = map(np.concatenate, zip(*batches, strict=True))
-    return _splits(
-        (images, labels),
-        validation,
-        pad=0 if augment is False else 4,
-        flip=augment is not False,
-        size=size,
-    )
+    flip = augment is not False
+    return _splits((images, labels), validation, pad=4 if flip else 0, flip=flip, size=size)
 
 
 def _splits(
@@ -199,9 +187,8 @@ class DataFiles:
     def find_folder(self, folder: Path | None) -> Path:
         """The folder that holds the data set."""
         searched = self.search_path(folder)
-        for candidate in searched:
-            if self.suffix_in(candidate) is not None:
-                return candidate
+        if found := next((place for place in searched if self.suffix_in(place) is not None), None):
+            return found
         missing = searched[0] / (self.files[0] + self.suffixes[0])
         raise FileNotFoundError(
             f"{self.name} is not here: no {missing}"
@@ -211,19 +198,15 @@ class DataFiles:
     def read(self, folder: Path | None, reader: Callable[[Path], T]) -> list[T]:
         """What `reader` makes of each file; errors say how to repair it."""
         found, contents = self.find_folder(folder), []
+        repair = f"Repair it: {self.command(folder)}"
         for name in self.files:
             path = found / (name + (self.suffix_in(found) or ""))
             if not path.is_file():
-                raise FileNotFoundError(
-                    f"{self.name} is incomplete: {path} is missing. Repair it: "
-                    f"{self.command(folder)}"
-                )
+                raise FileNotFoundError(f"{self.name} is incomplete: {path} is missing. {repair}")
             try:
                 contents.append(reader(path))
             except ValueError as error:
-                raise ValueError(
-                    f"{path} is damaged: {error}. Repair it: {self.command(folder)}"
-                ) from None
+                raise ValueError(f"{path} is damaged: {error}. {repair}") from None
         return contents
 
     def search_path(self, folder: Path | None) -> list[Path]:
@@ -231,19 +214,14 @@ class DataFiles:
 
         Otherwise $SKIPLESS_DATA/NAME, ~/.cache/skipless/NAME, and where the system keeps it.
         """
-        if folder is not None:
-            tops = [folder.expanduser()]
-        else:
-            own = dict.fromkeys((default_folder(self.name), CACHE.expanduser() / self.name))
-            tops = [*own, *self.system_folders]
+        own = (default_folder(self.name), CACHE.expanduser() / self.name)
+        tops = [folder.expanduser()] if folder else [*dict.fromkeys(own), *self.system_folders]
         return [top / sub for top in tops for sub in ("", *self.subfolders)]
 
     def suffix_in(self, folder: Path) -> str | None:
         """The suffix of the files in `folder`; None if there are none."""
-        for suffix in self.suffixes:
-            if any((folder / (file + suffix)).is_file() for file in self.files):
-                return suffix
-        return None
+        found = (s for s in self.suffixes for f in self.files if (folder / (f + s)).is_file())
+        return next(found, None)
 
     def command(self, folder: Path | None) -> str:
         """The command that fetches or repairs the data set, in `folder` if one is given."""
@@ -304,10 +282,7 @@ def read_unpacked(path: Path) -> bytes:
 
 
 def read_idx(path: Path) -> Bytes:
-    """The array in an IDX file, gzipped or not: 00 00 08, the rank, the sizes, the bytes.
-
-    The format is described at http://yann.lecun.com/exdb/mnist; 08 stands for bytes.
-    """
+    """The array in an IDX file (http://yann.lecun.com/exdb/mnist): 00 00 08, rank, sizes, bytes."""
     content = read_unpacked(path)
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise ValueError(f"an IDX file of bytes starts with 00 00 08, not {content[:3].hex(' ')}")
@@ -368,17 +343,12 @@ def _read_pickled_cifar10(path: Path) -> Labelled:
 class _SafeUnpickler(pickle.Unpickler):
     """Reads arrays and Python's built-in types: any other pickle may run arbitrary code."""
 
-    allowed = frozenset(
-        {
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("_codecs", "encode"),  # by which old protocols write bytes
-        }
-    )
-
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy.core", "numpy._core")
-        if (module, name) not in self.allowed:
+        if f"{module}.{name}" not in _ALLOWED:
             raise ValueError(f"it refers to {module}.{name}, which no CIFAR-10 batch needs")
         return super().find_class(module, name)
+
+
+# Old protocols write bytes by the last of these.
+_ALLOWED = {"numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype", "_codecs.encode"}

@@ -71,8 +71,6 @@ class Checkpoints:
     """The newest `keep` checkpoints of a run."""
 
     def __init__(self, run: Path, keep: int = 3) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be >= 1, got {keep}")
         self.folder = run / FOLDER
         self.keep = keep
         self._damaged: set[Path] = set()
@@ -160,10 +158,7 @@ def find_checkpoint(named: str | Path) -> tuple[Path, Path]:
 
 
 def load_weights(path: Path) -> TrainedWeights:
-    """The weights in a checkpoint, or in a file of one.
-
-    Of a checkpoint it is the moving average if there is one, else the model.
-    """
+    """The weights in a file of a checkpoint; of a folder, the moving average, else the model."""
     is_file = path.name in (MODEL, AVERAGE)
     folder = path.parent if is_file else path
     try:
@@ -247,8 +242,8 @@ def _read_verified(folder: Path, name: str, sums: Mapping[str, str]) -> bytes:
 
 
 def _folders(top: Path) -> list[Path]:
-    found = top.iterdir() if top.is_dir() else ()
-    return sorted((path for path in found if re.fullmatch(r"step-\d+", path.name)), key=_step)
+    found = [path for path in top.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    return sorted(found, key=_step)
 
 
 def _step(path: Path) -> int:

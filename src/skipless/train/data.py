@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .arrays import ArraySplit, cifar10, digits, fashion_mnist
+from .arrays import cifar10, digits, fashion_mnist
 from .images import DEFAULT_SIZE, hugging_face, image_folder, parquet
 
 AUGMENT_DRAWS = 3  # uniform numbers that augment a sample: row, column, mirror
@@ -38,14 +38,10 @@ class Split(Protocol):
     """The training or the validation part of a data set."""
 
     @property
-    def slow(self) -> bool:
-        """Whether loading is slow enough for worker processes to help."""
-        ...
+    def slow(self) -> bool: ...  # enough for worker processes to help
 
     @property
-    def labels(self) -> Tensor | NDArray[np.int64]:
-        """The labels of all samples, without loading any."""
-        ...
+    def labels(self) -> Tensor | NDArray[np.int64]: ...  # of all samples, without loading any
 
     def __len__(self) -> int: ...
 
@@ -93,8 +89,8 @@ class Subset:
 
 def data_names() -> tuple[str, ...]:
     """Every name that `load_data` takes; capitals are placeholders."""
-    own = ("digits", "fashion-mnist", "cifar10")
-    return (*own, "imagefolder:PATH", "parquet:PATH", "hf:NAME", "synthetic:SHAPE")
+    in_memory = ("digits", "fashion-mnist", "cifar10")
+    return (*in_memory, "imagefolder:PATH", "parquet:PATH", "hf:NAME", "synthetic:SHAPE")
 
 
 def load_data(
@@ -126,7 +122,7 @@ def load_data(
     kind, _, rest = name.partition(":")
     _require_known(name, kind, rest)
     _require_applicable(name, kind, folder, image_size, augment)
-    path, size = Path(rest), image_size or DEFAULT_SIZE
+    size = image_size or DEFAULT_SIZE
     match kind:
         case "digits":
             train, validation = digits(augment, image_size)
@@ -135,25 +131,16 @@ def load_data(
         case "cifar10":
             train, validation = cifar10(folder, augment, image_size)
         case "imagefolder":
-            train, validation = image_folder(path.expanduser(), size, augment)
+            train, validation = image_folder(Path(rest).expanduser(), size, augment)
         case "parquet":
-            train, validation = parquet(path.expanduser(), size, augment)
+            train, validation = parquet(Path(rest).expanduser(), size, augment)
         case "hf":
             train, validation = hugging_face(rest, size, augment)
         case _:
             train, validation = synthetic(rest)
-    if isinstance(train, ArraySplit):
-        _, channels, height, width = train.images.shape
-        classes, shape = 10, (channels, height, width)
-    else:
-        classes, shape = train.num_classes, train.shape
-    return Data(
-        name,
-        classes,
-        shape,
-        _subset(train, train_size, f"train_size of {name}"),
-        _subset(validation, validation_size, f"validation_size of {name}"),
-    )
+    train_part = _subset(train, train_size, f"train_size of {name}")
+    validation_part = _subset(validation, validation_size, f"validation_size of {name}")
+    return Data(name, train.num_classes, train.shape, train_part, validation_part)
 
 
 def _require_known(name: str, kind: str, rest: str) -> None:
@@ -196,11 +183,10 @@ def _subset(split: Split, size: int | None, what: str) -> Split:
 
 @dataclass(frozen=True, eq=False)
 class SyntheticSplit:
-    """Images of Gaussian noise, each with a pattern that its class shares.
+    """Images of Gaussian noise, each with a pattern that its class shares; mean 0, variance 1.
 
     Noise and patterns are windows of one long row of random numbers, so an image follows from its
-    index, and a million images take no more memory than one. Every number has mean 0 and
-    variance 1.
+    index, and a million images take no more memory than one.
     """
 
     shape: tuple[int, int, int]

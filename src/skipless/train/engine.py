@@ -46,11 +46,9 @@ class CurvatureOptimizer(Protocol):
 
     def curvature(self, outputs: Tensor, targets: Tensor) -> None:
         """Measure the curvature in the pass that gave `outputs`, if it is due."""
-        ...
 
     def synchronize(self) -> None:
         """Make it equal on all processes, before one of them saves it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -131,16 +129,10 @@ class Engine:
         checkpoints = Checkpoints(folder, self.settings.keep)
         torch.manual_seed(self.settings.seed + 1_000_003 * self.process.rank)  # for dropout
         self._start(checkpoints, resume)
+        parts = (folder, self.step, self.total, checkpoints.describe_newest, progress)
         with (
             Interruption(ignore_repeats=self.process.world > 1) as interruption,
-            RunLog(
-                folder,
-                self.step,
-                self.total,
-                newest_checkpoint=checkpoints.describe_newest,
-                enabled=self.process.is_main,
-                progress=progress,
-            ) as log,
+            RunLog(*parts) if self.process.is_main else nullcontext() as log,
         ):
             return self._loop(checkpoints, log, interruption)
 
@@ -162,7 +154,9 @@ class Engine:
                 "a disk that all of them share."
             )
 
-    def _loop(self, checkpoints: Checkpoints, log: RunLog, interruption: Interruption) -> RunStatus:
+    def _loop(
+        self, checkpoints: Checkpoints, log: RunLog | None, interruption: Interruption
+    ) -> RunStatus:
         batches = self._remaining_batches()
         stop = False
         saved = self.process.any_rank([bool(checkpoints.paths())])[0]  # where we start from
@@ -183,7 +177,8 @@ class Engine:
                 rate = {"learning_rate": self.optimizer.param_groups[0]["lr"]}
                 self._write(log, "train", rate | self.window.summarize(self.process))
                 self.window = LogWindow()
-            log.advance(self.step)
+            if log is not None:
+                log.advance(self.step)
             if saved := self._checkpoint_due():
                 self._save(checkpoints, log)
         if not saved:
@@ -266,18 +261,20 @@ class Engine:
         period = self.settings.checkpoint_every or self.training.steps
         return self.step % period == 0 or self.step == self.total
 
-    def _write(self, log: RunLog, kind: str, values: dict[str, float]) -> None:
-        epoch = self.step / self.training.steps
-        log.write(kind, self.step, {"epoch": epoch, **values, "seconds": self.seconds})
+    def _write(self, log: RunLog | None, kind: str, values: dict[str, float]) -> None:
+        if log is not None:
+            epoch = self.step / self.training.steps
+            log.write(kind, self.step, {"epoch": epoch, **values, "seconds": self.seconds})
 
-    def _evaluate(self, log: RunLog, interruption: Interruption) -> bool:
+    def _evaluate(self, log: RunLog | None, interruption: Interruption) -> bool:
         """Evaluate if it is due and was not done before a stop; False if a signal stopped it."""
         period = self.settings.evaluate_every * self.training.steps
         if self.step != self.total and (self.step == 0 or self.step % period):
             return True
         self.process.broadcast(self.model.buffers())  # BatchNorm's statistics, as they are saved
         for kind, network in (("validation", self.model), ("average", self.average)):
-            if network is None or self.process.any_rank([log.has(kind, self.step)])[0]:
+            done = log is not None and log.has(kind, self.step)
+            if network is None or self.process.any_rank([done])[0]:
                 continue
             batches, stopping = self.validation.in_order(), lambda: interruption.requested
             found = evaluate(network, batches, self.process, self._forward, stopping)
@@ -286,14 +283,14 @@ class Engine:
             self._write(log, kind, found)
         return True
 
-    def _save(self, checkpoints: Checkpoints, log: RunLog) -> None:
+    def _save(self, checkpoints: Checkpoints, log: RunLog | None) -> None:
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             raise self._divergence_error("A weight is not finite", self.step, checkpoints)
         if self.curvature_optimizer is not None:
             self.curvature_optimizer.synchronize()
         own = {"random": random_state(self.process.device), "window": self.window.state()}
         processes = self.process.all_gather(own)
-        if not self.process.is_main:
+        if log is None:
             return
         log.flush()
         optimizer, average = self.optimizer.state_dict(), None

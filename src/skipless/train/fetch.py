@@ -1,8 +1,7 @@
-"""Fetching and verifying data sets, for `skipless data`.
+"""Fetching data sets and verifying their files by SHA-256, for `skipless data`.
 
-Every file is verified by its SHA-256. Files are downloaded to a temporary folder inside their
-destination and moved when they are complete, so an interrupted download leaves nothing behind;
-intact files stay.
+Files are downloaded to a temporary folder inside their destination and moved when they are
+complete, so an interrupted download leaves nothing behind; intact files stay.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import tempfile
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Literal, get_args
 
@@ -74,10 +73,8 @@ def fetch_data(
     report: Report = lambda line: None,
 ) -> str:
     """Fetch what is missing or damaged; returns the line of `verify_data`."""
-    try:
+    with suppress(OSError):
         return verify_data(name, folder)
-    except OSError:
-        pass
     if name == "cifar10":
         fetch_cifar10(folder, source, report)
     elif source is not None:
@@ -91,13 +88,10 @@ def verify_data(name: str, folder: Path | None = None) -> str:
     """A line that says where an intact data set is; otherwise raises with the repair command."""
     if name == "digits":
         return "digits: comes with scikit-learn, nothing to fetch"
-    files = _files_of(name)
+    command = _files_of(name).command(folder)
     if damaged := damaged_files(name, folder):
-        raise OSError(
-            f"{name} is not intact: {damaged[0]} is missing or damaged. Repair it: "
-            f"{files.command(folder)}"
-        )
-    return f"{name}: intact, in {files.find_folder(folder)}"
+        raise OSError(f"{name}: {damaged[0]} is missing or damaged. Repair it: {command}")
+    return f"{name}: intact, in {_files_of(name).find_folder(folder)}"
 
 
 def damaged_files(name: str, folder: Path | None = None) -> tuple[Path, ...]:
@@ -231,8 +225,7 @@ def _unpack(archive: Path, names: list[str], temporary: Path) -> None:
                 name = PurePosixPath(member.name).name
                 content = members.extractfile(member) if member.isreg() else None
                 if name in names and content is not None:
-                    with content, (temporary / name).open("wb") as file:
-                        shutil.copyfileobj(content, file, _CHUNK)
+                    (temporary / name).write_bytes(content.read())
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise OSError(f"{archive.name} is damaged: {error}") from None
 

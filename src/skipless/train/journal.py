@@ -28,10 +28,9 @@ _BAR = {
 
 
 class RunLog:
-    """Writes metrics.jsonl, TensorBoard and the bar; does nothing unless `enabled` (main rank).
+    """Writes metrics.jsonl, TensorBoard and, with `progress` on a terminal, a bar.
 
-    The bar is for terminals: elsewhere, and without `progress`, nothing is printed. Errors name
-    the `newest_checkpoint`.
+    Errors name the `newest_checkpoint`.
     """
 
     def __init__(
@@ -39,18 +38,12 @@ class RunLog:
         folder: Path,
         step: int,
         total: int,
-        *,
         newest_checkpoint: Callable[[], str],
-        enabled: bool,
         progress: bool,
     ) -> None:
-        self._enabled = enabled
-        self._newest_checkpoint = newest_checkpoint
-        self._written: set[tuple[str, int]] = set()
-        if not enabled:
-            return
         from tqdm import tqdm
 
+        self._newest_checkpoint = newest_checkpoint
         self._metrics = MetricsFile(folder)
         with self._explain_os_errors():
             self._metrics.rewind(step)
@@ -70,10 +63,9 @@ class RunLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._enabled:
-            self._bar.close()
-            with self._explain_os_errors():
-                self._tensorboard.close()
+        self._bar.close()
+        with self._explain_os_errors():
+            self._tensorboard.close()
 
     def has(self, kind: str, step: int) -> bool:
         """Whether there is a row of this kind for this step."""
@@ -81,13 +73,10 @@ class RunLog:
 
     def advance(self, step: int) -> None:
         """Move the bar to `step`."""
-        if self._enabled:
-            self._bar.update(step - self._bar.n)
+        self._bar.update(step - self._bar.n)
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Write numbers measured after `step`."""
-        if not self._enabled:
-            return
         self._written.add((kind, step))
         plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
         with self._explain_os_errors():
@@ -102,10 +91,9 @@ class RunLog:
 
     def flush(self) -> None:
         """Make all that was written as durable as a checkpoint."""
-        if self._enabled:
-            with self._explain_os_errors():
-                self._metrics.flush()
-                self._tensorboard.flush()
+        with self._explain_os_errors():
+            self._metrics.flush()
+            self._tensorboard.flush()
 
     @contextmanager
     def _explain_os_errors(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 
 import torch
@@ -69,19 +70,17 @@ def estimate_memory(
 
 
 def _teacher_bytes(teacher: nn.Module, images: Tensor, settings: Settings, part: int) -> int:
-    largest = 0
+    sizes = [0]
 
     def measure(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal largest
-        largest = max(largest, _bytes([*inputs, output]))
+        sizes.append(_bytes([*inputs, output]))
 
-    layers = [module for module in teacher.modules() if not list(module.children())]
-    hooks = [layer.register_forward_hook(measure) for layer in layers]
-    with torch.no_grad():
+    with torch.no_grad(), ExitStack() as hooks:
+        for module in teacher.modules():
+            if not list(module.children()):
+                hooks.enter_context(module.register_forward_hook(measure))
         _logits(teacher, images, settings)
-    for hook in hooks:
-        hook.remove()
-    return _bytes([*teacher.parameters(), *teacher.buffers()]) + largest * part // len(images)
+    return _bytes([*teacher.parameters(), *teacher.buffers()]) + max(sizes) * part // len(images)
 
 
 def _logits(model: nn.Module, images: Tensor, settings: Settings) -> Tensor:

@@ -1,7 +1,6 @@
 r"""Settings of the engine, whatever it trains, and the learning rate at each step.
 
-A learning rate depends on the number of the step alone: a linear warm-up, then steps, a cosine or a
-constant. A run that resumes from a checkpoint needs no state of its schedule.
+The rate depends on the number of the step alone, so that a run resumes without state of a schedule.
 """
 
 from __future__ import annotations
@@ -106,13 +105,11 @@ class Settings:
 class Schedule:
     r"""The learning rate of each of `total` steps, as a multiple of the initial one.
 
-    Steps count from 0. Over the first `warmup` of them the factor grows linearly, as
-    (step + 1) / warmup: no step has a rate of 0, and the last one of the warm-up has the full
-    rate. It is multiplied by a factor that depends on `name`:
+    Over the first `warmup` steps, counted from 0, it grows as (step + 1) / warmup: no step has a
+    rate of 0, and the last one of the warm-up has the full rate. This is multiplied by:
 
-    - "step": `decay` for each of the `marks` (fractions of `total`) passed. The default, 4/9 and
-      7/9, is the paper's (appendix D), which trains CIFAR-10 with `marks=(75 / 200, 150 / 200)`.
-      A mark between two steps counts for the nearer one.
+    - "step": `decay` for each of the `marks` (fractions of `total`) passed, where a mark between
+      two steps counts for the nearer one. The paper trains CIFAR-10 with 75/200 and 150/200.
     - "cosine": $\tfrac12 (1 + \cos \pi t)$, where $t$ goes from 0 after the warm-up to 1 after the
       last step, so that the last step, too, has a rate above 0.
     - "constant": 1.
@@ -149,12 +146,10 @@ class Schedule:
                 f"step must be from 0 to {self.total}, got {step}. For a longer run, raise total."
             )
         warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
-        match self.name:
-            case "step":
-                # Rounded, or 0.55 of 100 steps, 55.00000000000001, would be reached a step late.
-                return warm * self.decay ** sum(step >= round(m * self.total) for m in self.marks)
-            case "cosine":
-                rest = self.total - self.warmup
-                return warm * (1.0 + cos(pi * max(0, step - self.warmup) / max(1, rest))) / 2.0
-            case "constant":
-                return warm
+        if self.name == "step":
+            # Rounded, or 0.55 of 100 steps, 55.00000000000001, would be reached a step late.
+            return warm * self.decay ** sum(step >= round(m * self.total) for m in self.marks)
+        if self.name == "cosine":
+            rest = self.total - self.warmup
+            return warm * (1.0 + cos(pi * max(0, step - self.warmup) / max(1, rest))) / 2.0
+        return warm
