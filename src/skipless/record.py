@@ -72,10 +72,11 @@ class MetricsFile:
             with self.path.open("a") as file:
                 os.fsync(file.fileno())
 
-    def rewind(self, step: int) -> None:
-        """Drop all lines after `step`, from which a run resumes."""
+    def rewind(self, step: int) -> list[dict[str, Json]]:
+        """Drop all lines after `step`, from which a run resumes; returns the others."""
         rows = [row for row in _rows(self.path) if number(row, "step") <= step]
         write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+        return rows
 
 
 def write_run(folder: Path, run: Mapping[str, Json]) -> None:

@@ -14,10 +14,9 @@ from torch import nn
 from skipless.record import Record
 from skipless.train.batches import Batches
 from skipless.train.data import Data
-from skipless.train.engine import Engine
+from skipless.train.engine import Engine, Teacher, soft_label_loss
 from skipless.train.memory import estimate_memory
 from skipless.train.settings import Settings
-from skipless.train.teacher import Teacher, soft_label_loss
 from toy_training import Toy, run_folder, toy_data, toy_model
 
 PLAIN = Settings(

@@ -24,12 +24,11 @@ from skipless.torch import normalize_per_location, normalize_per_sample
 from skipless.train.batches import Batches
 from skipless.train.checkpoint import find_checkpoint, load_weights
 from skipless.train.data import Data, load_data
-from skipless.train.engine import Engine, RunStatus
+from skipless.train.engine import Engine, RunStatus, Teacher
 from skipless.train.journal import provenance
 from skipless.train.memory import TrainingMemory, estimate_memory
 from skipless.train.process import Process, cores, process_group
 from skipless.train.settings import Settings
-from skipless.train.teacher import Teacher
 
 from .configuration import Configuration, DataOptions, flag, options
 

@@ -235,11 +235,10 @@ def default_folder(name: str) -> Path:
 
 FASHION_MNIST = DataFiles(
     name="fashion-mnist",
-    files=(
-        "train-images-idx3-ubyte",
-        "train-labels-idx1-ubyte",
-        "t10k-images-idx3-ubyte",
-        "t10k-labels-idx1-ubyte",
+    files=tuple(
+        f"{part}-{what}-ubyte"
+        for part in ("train", "t10k")
+        for what in ("images-idx3", "labels-idx1")
     ),
     suffixes=(".gz", ""),
     subfolders=(),
@@ -297,15 +296,12 @@ def _check_fashion_mnist(
     arrays: list[Bytes], count: int, part: str, folder: Path | None
 ) -> Labelled:
     images, labels = arrays
-    if labels.shape != (count,) or images.shape != (count, 28, 28):
-        found = f"images of shape {images.shape} and labels of shape {labels.shape}"
-    elif labels.max() > 9:
-        found = f"the label {labels.max()}"
-    else:
+    if labels.shape == (count,) and images.shape == (count, 28, 28) and labels.max() < 10:
         return images[:, None], labels.astype(np.int64)
     raise ValueError(
-        f"The {part} files in {FASHION_MNIST.find_folder(folder)} hold {found}; expected {count} "
-        "images of 28 x 28 and as many labels from 0 to 9. Repair them: "
+        f"The {part} files in {FASHION_MNIST.find_folder(folder)} hold images of shape "
+        f"{images.shape} and labels of shape {labels.shape} up to {labels.max(initial=0)}; "
+        f"expected {count} images of 28 x 28 and as many labels from 0 to 9. Repair them: "
         f"{FASHION_MNIST.command(folder)}"
     )
 

@@ -1,9 +1,8 @@
 """Batches of a split: their order, each process's share of them, and worker processes.
 
-The order of epoch e, and the augmentation of each sample in it, follow from the seed and e alone.
-They do not depend on the number of processes, the number of workers, or the step at which an epoch
-is entered: one process and eight see the same samples in the same step, and a resumed run sees what
-it would have seen.
+The order of epoch e, and the augmentation of each sample in it, follow from the seed and e alone:
+one process and eight see the same samples in the same step, whatever the number of workers, and a
+resumed run sees what it would have seen.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Batches:
                 f"{self.batch_size}"
             )
         if self.classes_per_batch is not None:
-            _require_classes(self._counts, self.batch_size, self.classes_per_batch)
+            self._require_classes(self.classes_per_batch)
 
     @cached_property
     def steps(self) -> int:
@@ -94,6 +93,24 @@ class Batches:
             raise ValueError(
                 f"batch_size must be at most the {len(self.split)} samples for training, got "
                 f"{self.batch_size}"
+            )
+
+    def _require_classes(self, classes: int) -> None:
+        size, counts = self.batch_size, self._counts
+        if not 1 <= classes <= len(counts):
+            raise ValueError(
+                f"classes_per_batch must be from 1 to {len(counts)}, the classes of the training "
+                f"images, got {classes}"
+            )
+        if size % classes:
+            raise ValueError(
+                f"batch_size must be a multiple of classes_per_batch, {classes}, got {size}"
+            )
+        if (fewest := min(counts)) < size // classes:
+            raise ValueError(
+                f"Batches of {size} images of {classes} classes take {size // classes} of each, "
+                f"but one class has only {fewest} and would never be seen. Lower batch_size, or "
+                "raise classes_per_batch."
             )
 
     @cached_property
@@ -137,9 +154,8 @@ def order_by_classes(
     """Samples in an order in which each batch has `classes` classes, equally many of each.
 
     That is what a device sees that is near one thing at a time: a camera, or one user's phone.
-    Normalising over such a batch normalises over these classes alone. Which samples of a class go
-    together, which classes meet, and which batch comes first are random. No sample comes twice;
-    those that fill no batch are left out, others in each epoch.
+    Which samples of a class go together, which classes meet, and which batch comes first are
+    random. No sample comes twice; those that fill no batch are left out, others in each epoch.
 
     >>> labels = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2])
     >>> order = order_by_classes(labels, 4, 2, torch.Generator().manual_seed(0))
@@ -183,36 +199,17 @@ def count_batches(counts: Sequence[int], batch_size: int, classes: int) -> int:
     return k
 
 
-def _require_classes(counts: Sequence[int], batch_size: int, classes: int) -> None:
-    if not 1 <= classes <= len(counts):
-        raise ValueError(
-            f"classes_per_batch must be from 1 to {len(counts)}, the classes of the training "
-            f"images, got {classes}"
-        )
-    if batch_size % classes:
-        raise ValueError(
-            f"batch_size must be a multiple of classes_per_batch, {classes}, got {batch_size}"
-        )
-    if (fewest := min(counts)) < batch_size // classes:
-        raise ValueError(
-            f"Batches of {batch_size} images of {classes} classes take {batch_size // classes} of "
-            f"each, but one class has only {fewest} and would never be seen. Lower batch_size, or "
-            "raise classes_per_batch."
-        )
-
-
+@dataclass(frozen=True, eq=False)
 class _Source(Dataset[Batch | Exception]):
     """Loads batches: by `load` in this process, by its index in a worker."""
 
-    def __init__(self, split: Split, normalize: Callable[[Tensor], Tensor] | None) -> None:
-        self.split = split
-        self.normalize = normalize
+    split: Split
+    normalize: Callable[[Tensor], Tensor] | None
 
     def load(self, request: Request) -> Batch:
-        indices, draws = request
-        images, labels = self.split.load(
-            indices, None if draws is None else torch.from_numpy(draws)
-        )
+        indices, given = request
+        draws = None if given is None else torch.from_numpy(given)
+        images, labels = self.split.load(indices, draws)
         return (images if self.normalize is None else self.normalize(images)), labels
 
     def __getitem__(self, index: Request) -> Batch | Exception:

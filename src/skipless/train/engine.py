@@ -1,4 +1,4 @@
-"""The training loop: steps, metrics, evaluations and checkpoints.
+"""The training loop: steps, metrics, evaluations and checkpoints; learning from a teacher.
 
 A run is a function of its settings and of the step: the order of the data, crops, flips and the
 learning rate follow from the step, and the checkpoint has everything else. So a run that was
@@ -29,7 +29,6 @@ from .data import Data
 from .journal import RunLog
 from .process import Interruption, Process, distribute, no_sync
 from .settings import Schedule, Settings
-from .teacher import Teacher
 
 _DEFAULT_WARMUP = 5  # epochs, as in the paper (appendix D)
 
@@ -49,6 +48,41 @@ class CurvatureOptimizer(Protocol):
 
     def synchronize(self) -> None:
         """Make it equal on all processes, before one of them saves it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Teacher:
+    """A trained network to learn from (Hinton, Vinyals & Dean, 2015), put into evaluation mode."""
+
+    network: nn.Module  # its parameters no longer require gradients
+    weight: float = 0.9  # of the loss on its predictions; the loss on labels has the rest
+    temperature: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.weight <= 1.0:
+            raise ValueError(f"teacher_weight must be in [0, 1], got {self.weight}")
+        if not 0.0 < self.temperature < math.inf:
+            raise ValueError(f"teacher_temperature must be finite and > 0, got {self.temperature}")
+        self.network.eval().requires_grad_(False)
+
+
+def soft_label_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
+    r"""Divergence of predictions from the teacher's, both softened by a temperature $T$.
+
+    $$T^2\,\mathrm{KL}\bigl(\mathrm{softmax}(v / T)\,\|\,\mathrm{softmax}(z / T)\bigr)$$
+
+    for logits $z$ and the teacher's, $v$, as a mean over samples. $T^2$ keeps gradients as large as
+    those of hard labels at any $T$. For large $T$ it is half the mean square of $z - v$, less its
+    mean over classes:
+
+    >>> z, v = torch.tensor([[[1.0, 2.0, 6.0]], [[2.0, 0.0, 4.0]]], dtype=torch.float64)
+    >>> difference = (z - v) - (z - v).mean()
+    >>> half = difference.square().mean() / 2
+    >>> torch.allclose(soft_label_loss(z, v, 1000.0), half, rtol=0.01)
+    True
+    """
+    student, teacher = (F.log_softmax(x / temperature, dim=1) for x in (logits, teacher_logits))
+    return temperature**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
 @dataclass(frozen=True)
@@ -217,14 +251,18 @@ class Engine:
 
     def _logits_and_loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         # The teacher first, while the network keeps nothing for its backward pass yet.
-        taught = None if self.teacher is None else self.teacher.logits(images, self._forward)
+        taught, teacher = None, self.teacher
+        if teacher is not None:
+            with torch.no_grad():
+                taught = self._forward(teacher.network, images).float()
         logits = self._forward(self.network, images)
         if self.curvature_optimizer is not None:
             self.curvature_optimizer.curvature(logits, labels)
         smoothing = self.settings.label_smoothing
         loss = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
-        if self.teacher is not None and taught is not None:
-            loss = self.teacher.loss(loss, logits.float(), taught)
+        if teacher is not None and taught is not None:
+            soft = soft_label_loss(logits.float(), taught, teacher.temperature)
+            loss = (1.0 - teacher.weight) * loss + teacher.weight * soft
         return logits, loss
 
     def _to_device(self, images: Tensor) -> Tensor:

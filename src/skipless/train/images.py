@@ -4,9 +4,8 @@ As in the paper ("a random crop of size 224 x 224 to each image, and a random ho
 training image is scaled so that its shorter side is 256, and a window of 224 x 224 is taken from
 anywhere in it; for validation, from its centre. Other sizes keep the proportion 256 : 224.
 
-Parquet files are opened by Hugging Face's `datasets`, which converts them once to files that can be
-mapped into memory: Parquet can only be read a hundred images or more at a time, and training reads
-images in random order.
+Parquet can only be read a hundred images or more at a time, but training reads them in random
+order: Hugging Face's `datasets` converts the files once to others that can be mapped into memory.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import io
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -158,22 +156,18 @@ def image_folder(path: Path, size: int, augment: bool | None) -> tuple[ImageSpli
 
 
 def _folder_split(folder: Path, classes: list[str], size: int, augment: bool) -> ImageSplit:
-    names: list[str] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        found = list(_images_under(folder / name))
-        if not found and folder.name == "train":
-            raise FileNotFoundError(
-                f"{folder / name} holds no images. Put some there, or delete the folder."
-            )
-        names += (os.path.relpath(file, folder) for file in found)
-        labels += [label] * len(found)
-    if not names:
+    files = [list(_images_under(folder / name)) for name in classes]
+    if [] in files and folder.name == "train":
+        empty = folder / classes[files.index([])]
+        raise FileNotFoundError(f"{empty} holds no images. Put some there, or delete the folder.")
+    if not any(files):
         raise FileNotFoundError(
             f"{folder} holds no images. It needs one folder for each class, with files that end in "
             f"{', '.join(sorted(_SUFFIXES))}."
         )
-    return ImageSplit(ImageFiles(folder, tuple(names)), np.array(labels), size, augment)
+    names = tuple(os.path.relpath(file, folder) for own in files for file in own)
+    labels = np.repeat(np.arange(len(classes)), [len(own) for own in files])
+    return ImageSplit(ImageFiles(folder, names), labels, size, augment)
 
 
 def _images_under(folder: Path) -> Iterator[str]:
@@ -204,10 +198,9 @@ class TableRows:
 
 
 def parquet(path: Path, size: int, augment: bool | None) -> tuple[ImageSplit, ImageSplit]:
-    """Training and validation split of the Parquet files in a folder.
+    """Training and validation split of train-*.parquet and validation-*.parquet, like ImageNet's.
 
-    They are called train-*.parquet and validation-*.parquet, like ImageNet's, and are in the
-    folder or in its subfolder `data`.
+    The files are in the folder or in its subfolder `data`.
     """
     load_dataset = _require_datasets().load_dataset
     files = {}
@@ -226,9 +219,9 @@ def parquet(path: Path, size: int, augment: bool | None) -> tuple[ImageSplit, Im
 
 
 def hugging_face(name: str, size: int, augment: bool | None) -> tuple[ImageSplit, ImageSplit]:
-    """Training and validation split of a Hugging Face data set.
+    """Training and validation split of a data set on the Hugging Face hub, or in a folder.
 
-    `name` is its name on the hub, or a folder: of files, or written by `save_to_disk`.
+    A folder has files, or is written by `save_to_disk`.
     """
     library = _require_datasets()
     saved = Path(name, "dataset_dict.json").is_file()
@@ -239,9 +232,11 @@ def hugging_face(name: str, size: int, augment: bool | None) -> tuple[ImageSplit
 def _table_splits(
     load: Callable[[], object], what: str, title: str, size: int, augment: bool | None
 ) -> tuple[ImageSplit, ImageSplit]:
+    logger = logging.getLogger("huggingface_hub")  # it warns at each of its retries
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        with _quiet_hub():
-            tables = cast("DatasetDict", load())
+        tables = cast("DatasetDict", load())
     except Exception as error:  # of the library, of the network, or of its readers
         cause = error.__cause__ or error  # the library wraps what its readers say
         reason = " ".join(str(cause).split()) or type(cause).__name__
@@ -249,6 +244,8 @@ def _table_splits(
             f"{what} cannot be loaded by the library datasets: {reason}. Check the name and the "
             "network, or download a damaged file again."
         ) from None
+    finally:
+        logger.setLevel(level)
     held_out = next((name for name in _HELD_OUT if name in tables), None)
     if "train" not in tables or held_out is None:
         raise ValueError(
@@ -283,18 +280,6 @@ def _table_split(table: Dataset, title: str, size: int, augment: bool) -> ImageS
         )
     undecoded = table.select_columns([image]).cast_column(image, Image(decode=False))
     return ImageSplit(TableRows(undecoded, image, title), labels, size, augment)
-
-
-@contextmanager
-def _quiet_hub() -> Iterator[None]:
-    """Silences the hub's warning at each of its retries, whose number cannot be set."""
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _require_datasets():

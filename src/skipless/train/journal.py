@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from skipless.record import Json, MetricsFile, Record, number
+from skipless.record import Json, MetricsFile, number
 
 _PACKAGES = ("skipless", "torch", "numpy", "scipy", "pytorch-optimizer", "pillow")
 _BAR = {
@@ -28,9 +28,11 @@ _BAR = {
 
 
 class RunLog:
-    """Writes metrics.jsonl, TensorBoard and, with `progress` on a terminal, a bar.
+    """Writes metrics.jsonl, TensorBoard's events and, with `progress` on a terminal, a bar.
 
-    Errors name the `newest_checkpoint`.
+    Events are written at once, in this thread. PyTorch's and TensorBoard's writers hand them to a
+    thread; on a full disk it dies with a traceback, and later writes block forever. Errors name the
+    `newest_checkpoint`.
     """
 
     def __init__(
@@ -41,14 +43,20 @@ class RunLog:
         newest_checkpoint: Callable[[], str],
         progress: bool,
     ) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
         from tqdm import tqdm
 
         self._newest_checkpoint = newest_checkpoint
-        self._metrics = MetricsFile(folder)
+        self._metrics, events = MetricsFile(folder), folder / "tensorboard"
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         with self._explain_os_errors():
-            self._metrics.rewind(step)
-            self._tensorboard = TensorBoardWriter(folder / "tensorboard", step)
-        rows = Record.read(folder).metrics
+            rows = self._metrics.rewind(step)
+            events.mkdir(parents=True, exist_ok=True)
+            self._events = (events / name).open("xb")
+            self._records = RecordWriter(self._events)
+            self._write_event(0, file_version="brain.Event:2")
+            # TensorBoard forgets events of earlier files from this step on.
+            self._write_event(step + 1, session_log={"status": "START"})
         self._written = {(str(row["kind"]), int(number(row, "step"))) for row in rows}
         self._bar = tqdm(
             total=total,
@@ -65,7 +73,7 @@ class RunLog:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
         with self._explain_os_errors():
-            self._tensorboard.close()
+            self._events.close()
 
     def has(self, kind: str, step: int) -> bool:
         """Whether there is a row of this kind for this step."""
@@ -82,7 +90,8 @@ class RunLog:
         with self._explain_os_errors():
             self._metrics.append(kind, step, plain)
             for name, value in values.items():
-                self._tensorboard.add(f"{kind}/{name}", value, step)
+                content = {"tag": f"{kind}/{name}", "simple_value": value}
+                self._write_event(step, summary={"value": [content]})
         if kind == "train":
             self._bar_texts |= {name: text.format(values[name]) for name, text in _BAR.items()}
         else:
@@ -93,7 +102,14 @@ class RunLog:
         """Make all that was written as durable as a checkpoint."""
         with self._explain_os_errors():
             self._metrics.flush()
-            self._tensorboard.flush()
+            self._events.flush()
+            os.fsync(self._events.fileno())
+
+    def _write_event(self, step: int, **content: object) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
+
+        event = Event(wall_time=time.time(), step=step, **content)
+        self._records.write(event.SerializeToString())
 
     @contextmanager
     def _explain_os_errors(self) -> Iterator[None]:
@@ -106,42 +122,6 @@ class RunLog:
                 f"The newest checkpoint is {self._newest_checkpoint()}. Free some space, then "
                 "rerun with --resume."
             ) from error
-
-
-class TensorBoardWriter:
-    """A file of events in `folder`; TensorBoard forgets events of earlier files after `step`.
-
-    Writes at once, in this thread. PyTorch's and TensorBoard's writers hand events to a thread; on
-    a full disk it dies with a traceback, and later writes block forever.
-    """
-
-    def __init__(self, folder: Path, step: int) -> None:
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (folder / name).open("xb")
-        self._records = RecordWriter(self._file)
-        self._write(0, file_version="brain.Event:2")
-        self._write(step + 1, session_log={"status": "START"})
-
-    def add(self, name: str, value: float, step: int) -> None:
-        """Write one number measured after `step`."""
-        self._write(step, summary={"value": [{"tag": name, "simple_value": value}]})
-
-    def flush(self) -> None:
-        """Make all events durable."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _write(self, step: int, **content: Json) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
-
-        event = Event(wall_time=time.time(), step=step, **content)
-        self._records.write(event.SerializeToString())
 
 
 def provenance() -> dict[str, Json]:

@@ -96,15 +96,10 @@ def _loss(logits: Tensor) -> Tensor:
 
 def _saved_sizes(loss: Tensor, known: set[int]) -> list[int]:
     """Bytes of each storage that the backward pass of `loss` keeps, without `known` ones."""
-    storages = (tensor.untyped_storage() for tensor in _saved_tensors(loss))
-    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    return [size for pointer, size in sizes.items() if pointer not in known]
-
-
-def _saved_tensors(loss: Tensor) -> Iterator[Tensor]:
     # Hooks on saved tensors would see them too, but activations that notice hooks save more.
     waiting: list[Node | None] = [loss.grad_fn]
     seen: set[Node] = set()
+    sizes: dict[int, int] = {}
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
@@ -112,8 +107,10 @@ def _saved_tensors(loss: Tensor) -> Iterator[Tensor]:
         seen.add(node)
         for name in dir(node):
             if name.startswith("_saved_") and isinstance(value := getattr(node, name), Tensor):
-                yield value
+                storage = value.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
         waiting += [after for after, _ in node.next_functions]
+    return [size for pointer, size in sizes.items() if pointer not in known]
 
 
 def _tensors_in(state: object) -> Iterator[Tensor]:

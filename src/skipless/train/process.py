@@ -68,20 +68,20 @@ def process_group(device: str = "auto", threads: int | None = None) -> Iterator[
     """This process, connected to the others if `torchrun` started several.
 
     Several runs of one job share the outermost group: `torchrun`'s store keeps the addresses of an
-    earlier one, and the first process to join the next would wait for these. On the CPU, denormal
-    numbers, of which degenerate deep networks are full, are flushed to zero: they are a hundred
-    times slower than others. Enter this before the first computation, because threads inherit the
-    setting when they start. All settings are restored afterwards.
+    earlier one, and the first process to join the next would wait for these. While entered, CPUs
+    flush denormal numbers to zero: degenerate deep networks are full of them, and they are a
+    hundred times slower. Threads inherit this when they start: enter before the first computation.
     """
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be >= 1, got {threads}")
     world, chosen = int(os.environ.get("WORLD_SIZE", 1)), _device(device)
-    with _torch_settings(threads):
-        if world == 1:
-            yield Process(device=chosen)
-            return
-        if dist.is_initialized():
-            yield Process(dist.get_rank(), world, chosen)
+    threads_before = torch.get_num_threads()
+    flushed_before = not torch.tensor(1e-40).mul(1.0).item()  # torch has no getter
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(threads_before if threads is None else threads)
+    try:
+        if world == 1 or dist.is_initialized():
+            yield Process(0 if world == 1 else dist.get_rank(), world, chosen)
             return
         dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
         try:
@@ -89,16 +89,6 @@ def process_group(device: str = "auto", threads: int | None = None) -> Iterator[
             dist.barrier()  # none leaves while another may still need it
         finally:
             dist.destroy_process_group()
-
-
-@contextmanager
-def _torch_settings(threads: int | None) -> Iterator[None]:
-    threads_before = torch.get_num_threads()
-    flushed_before = not torch.tensor(1e-40).mul(1.0).item()  # torch has no getter
-    torch.set_flush_denormal(True)
-    torch.set_num_threads(threads_before if threads is None else threads)
-    try:
-        yield
     finally:
         torch.set_num_threads(threads_before)
         torch.set_flush_denormal(flushed_before)

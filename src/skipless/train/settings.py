@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import cos, pi
 from typing import Any, Literal, get_args
 
 ScheduleName = Literal["step", "cosine", "constant"]
@@ -151,5 +150,7 @@ class Schedule:
             return warm * self.decay ** sum(step >= round(m * self.total) for m in self.marks)
         if self.name == "cosine":
             rest = self.total - self.warmup
-            return warm * (1.0 + cos(pi * max(0, step - self.warmup) / max(1, rest))) / 2.0
+            return (
+                warm * (1.0 + math.cos(math.pi * max(0, step - self.warmup) / max(1, rest))) / 2.0
+            )
         return warm
