@@ -67,7 +67,10 @@ class ArraySplit:
         return images, self.labels[chosen]
 
 
-def digits(augment: bool | None, size: int | None = None) -> tuple[ArraySplit, ArraySplit]:
+Splits = tuple[ArraySplit, ArraySplit]  # for training and validation
+
+
+def digits(augment: bool | None, size: int | None) -> Splits:
     """1,437 training and 360 validation images of 8 x 8 handwritten digits, from scikit-learn.
 
     The split is fixed and stratified: scikit-learn's `train_test_split` with `random_state=0`.
@@ -79,9 +82,7 @@ def digits(augment: bool | None, size: int | None = None) -> tuple[ArraySplit, A
     return _splits(train, validation, pad=1 if augment else 0, flip=False, size=size)
 
 
-def fashion_mnist(
-    folder: Path | None, augment: bool | None, size: int | None = None
-) -> tuple[ArraySplit, ArraySplit]:
+def fashion_mnist(folder: Path | None, augment: bool | None, size: int | None) -> Splits:
     """60,000 training and 10,000 validation images of 28 x 28 pieces of clothing."""
     arrays = FASHION_MNIST.read(folder, read_idx)
     train = _check_fashion_mnist(arrays[:2], FASHION_MNIST_TRAIN, "train", folder)
@@ -89,9 +90,7 @@ def fashion_mnist(
     return _splits(train, validation, pad=4 if augment else 0, flip=bool(augment), size=size)
 
 
-def cifar10(
-    folder: Path | None, augment: bool | None, size: int | None = None
-) -> tuple[ArraySplit, ArraySplit]:
+def cifar10(folder: Path | None, augment: bool | None, size: int | None = None) -> Splits:
     """50,000 training and 10,000 validation images of 32 x 32 in colour; augmented by default."""
     *batches, validation = CIFAR10.read(folder, read_cifar10)
     images, labels = map(np.concatenate, zip(*batches, strict=True))
@@ -101,7 +100,7 @@ def cifar10(
 
 def _splits(
     train: Labelled, validation: Labelled, *, pad: int, flip: bool, size: int | None
-) -> tuple[ArraySplit, ArraySplit]:
+) -> Splits:
     images, labels = map(torch.from_numpy, train)
     held_out, held_out_labels = map(torch.from_numpy, validation)
     if size is not None:

@@ -129,8 +129,7 @@ class Checkpoints:
 def find_checkpoint(named: str | Path) -> tuple[Path, Path]:
     """The folder of a run, and its checkpoint, or the file of weights in one, that is `named`.
 
-    The folder of a run, or of its checkpoints, stands for the newest checkpoint; `run.json`,
-    `state.pt` and `manifest.json` stand for their folder.
+    The folder of a run, or of its checkpoints, stands for the newest one; other files for theirs.
     """
     if not str(named).strip():
         raise ValueError(f"Expected a trained network, got {str(named)!r}. {_HINT}")

@@ -32,21 +32,16 @@ class RunLog:
 
     Events are written at once, in this thread. PyTorch's and TensorBoard's writers hand them to a
     thread; on a full disk it dies with a traceback, and later writes block forever. Errors name the
-    `newest_checkpoint`.
+    `newest` checkpoint.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        step: int,
-        total: int,
-        newest_checkpoint: Callable[[], str],
-        progress: bool,
+        self, folder: Path, step: int, total: int, newest: Callable[[], str], progress: bool
     ) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
         from tqdm import tqdm
 
-        self._newest_checkpoint = newest_checkpoint
+        self._newest_checkpoint = newest
         self._metrics, events = MetricsFile(folder), folder / "tensorboard"
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         with self._explain_os_errors():
@@ -58,13 +53,8 @@ class RunLog:
             # TensorBoard forgets events of earlier files from this step on.
             self._write_event(step + 1, session_log={"status": "START"})
         self._written = {(str(row["kind"]), int(number(row, "step"))) for row in rows}
-        self._bar = tqdm(
-            total=total,
-            initial=step,
-            unit="step",
-            dynamic_ncols=True,
-            disable=not (progress and sys.stderr.isatty()),
-        )
+        off = not (progress and sys.stderr.isatty())
+        self._bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True, disable=off)
         self._bar_texts: dict[str, str] = {}
 
     def __enter__(self) -> RunLog:
