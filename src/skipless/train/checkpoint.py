@@ -122,8 +122,7 @@ class Checkpoints:
 
     def describe_newest(self) -> str:
         """The path of the newest checkpoint, or "none"."""
-        paths = self.paths()
-        return str(paths[-1]) if paths else "none"
+        return str(next(reversed(self.paths()), "none"))
 
 
 def find_checkpoint(named: str | Path) -> tuple[Path, Path]:

@@ -232,17 +232,16 @@ def synthetic(description: str) -> tuple[SyntheticSplit, SyntheticSplit]:
     >>> len(train), len(validation), train.load([0, 5], None)[1].tolist()
     (100, 10, [0, 1])
     """
-    shape_text, *rest = description.split(":")
-    sizes = re.split(r"[x,]", shape_text)
-    positive = all(re.fullmatch("[1-9][0-9]*", number) for number in (*sizes, *rest))
-    if len(sizes) != 3 or len(rest) > 2 or not positive:
+    number = "([1-9][0-9]*)"
+    pattern = f"{number}[x,]{number}[x,]{number}(?::{number})?(?::{number})?"
+    if (found := re.fullmatch(pattern, description)) is None:
         raise ValueError(
             "Expected synthetic:SHAPE[:CLASSES[:SAMPLES]] in positive integers, such as "
             f"synthetic:3x32x32 or synthetic:3x224x224:1000:5000, got synthetic:{description}"
         )
-    channels, height, width = (int(size) for size in sizes)
-    classes, samples = [*map(int, rest), *(10, 10_000)[len(rest) :]]
-    shape = (channels, height, width)
+    channels, height, width, *rest = found.groups()
+    shape = (int(channels), int(height), int(width))
+    classes, samples = int(rest[0] or 10), int(rest[1] or 10_000)
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(_NOISE_POSITIONS + math.prod(shape), generator=generator)
     rows = (numbers * _PATTERN_SCALE, numbers * math.sqrt(1 - _PATTERN_SCALE**2))

@@ -359,10 +359,7 @@ def evaluate(
     forward: Callable[[nn.Module, Tensor], Tensor],
     stopping: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
-    """Loss, top-1 and top-5 accuracy over the batches of all processes; None if it was stopped.
-
-    The loss is the plain cross-entropy, without label smoothing or a teacher.
-    """
+    """Plain cross-entropy, top-1 and top-5 accuracy over all processes; None if it was stopped."""
     sums = torch.zeros(4, dtype=torch.float64)  # of losses, top-1 hits, top-5 hits, samples
     training = network.training
     network.eval()
@@ -396,9 +393,9 @@ class LogWindow:
 
     def first_bad_loss(self) -> tuple[int, float] | None:
         """How many steps before the last the first loss was not finite, and that loss."""
-        for back, loss in zip(range(len(self.losses))[::-1], _to_floats(self.losses), strict=True):
+        for index, loss in enumerate(_to_floats(self.losses)):
             if not math.isfinite(loss):
-                return back, loss
+                return len(self.losses) - 1 - index, loss
         return None
 
     def last_is_bad(self) -> bool:

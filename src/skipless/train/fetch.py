@@ -213,10 +213,7 @@ def _download(url: str, folder: Path, report: Report) -> Path:
 
 
 def _unpack(archive: Path, names: list[str], temporary: Path) -> None:
-    """Write the files of these names, from anywhere in the archive, to `temporary`.
-
-    Names are ours and never the archive's, so it cannot write anywhere else.
-    """
+    """Write files of these names to `temporary`; the archive's paths do not matter."""
     try:
         with tarfile.open(archive) as members:
             for member in members:

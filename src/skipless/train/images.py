@@ -129,10 +129,7 @@ class ImageFiles:
 
 
 def image_folder(path: Path, size: int, augment: bool | None) -> tuple[ImageSplit, ImageSplit]:
-    """Training and validation split of PATH/train/CLASS/* and PATH/val/CLASS/*.
-
-    Classes are numbered in the order of their names in the training split.
-    """
+    """Training and validation split of PATH/train/CLASS/* and PATH/val/CLASS/*, classes by name."""
     _require_pillow()
     held_out = next((path / name for name in ("val", "validation") if (path / name).is_dir()), None)
     train = path / "train"
@@ -149,10 +146,8 @@ def image_folder(path: Path, size: int, augment: bool | None) -> tuple[ImageSpli
             f"{held_out / unknown[0]} is a class that {train} does not have. Add it there, or "
             "delete the folder."
         )
-    return (
-        _folder_split(train, classes, size, augment is not False),
-        _folder_split(held_out, classes, size, False),
-    )
+    training = _folder_split(train, classes, size, augment is not False)
+    return training, _folder_split(held_out, classes, size, False)
 
 
 def _folder_split(folder: Path, classes: list[str], size: int, augment: bool) -> ImageSplit:
