@@ -35,11 +35,10 @@ class Phi:
     parameter: float | None = None
 
     def __call__(self, x: ArrayLike) -> Array:
-        x = jnp.asarray(x)
         if self.parameter is None:
-            return in_float32(_TABLE[self.name], x)
+            return in_float32(_TABLE[self.name], jnp.asarray(x))
         family, parameter = _FAMILIES[self.name], self.parameter
-        return in_float32(lambda wide: family(wide, parameter), x)
+        return in_float32(lambda wide: family(wide, parameter), jnp.asarray(x))
 
 
 def function(name: str | core.Activation, negative_slope: float | None = None) -> Phi:
@@ -174,5 +173,4 @@ def shaped(solution: Solution, function: Function | None = None) -> Shaped:
     True
     """
     require_solution(solution)
-    used = {name: v for name in core.CONSTANTS if (v := solution.parameters[name]) is not None}
-    return Shaped(in_arrays(solution.base) if function is None else function, **used)
+    return Shaped(function or in_arrays(solution.base), **solution.constants)

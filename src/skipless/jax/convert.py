@@ -8,7 +8,7 @@ outside; it is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import jax
@@ -68,7 +68,9 @@ class ShapedActivation(nnx.Module):
         output_shift: float = 0.0,
     ) -> None:
         f = function(phi) if isinstance(phi, str | core.Activation) else phi
-        self._set_constants(Shaped(f, input_scale, input_shift, output_scale, output_shift))
+        numbers = Shaped(f, input_scale, input_shift, output_scale, output_shift).constants
+        slope = _slope(f)
+        self._hold(f, numbers if slope is None else {"negative_slope": slope} | numbers)
 
     @staticmethod
     def from_solution(solution: Solution, function: Function | None = None) -> ShapedActivation:
@@ -109,12 +111,10 @@ class ShapedActivation(nnx.Module):
     def _number(self, name: str, x: Array) -> Array:
         return getattr(self, name)[...].astype(x.dtype)
 
-    def _set_constants(self, phi: Shaped, names: Sequence[str] | None = None) -> None:
-        self.function = phi.function
-        slope = _slope(phi.function)
-        numbers = phi.constants if slope is None else {"negative_slope": slope} | phi.constants
-        for name in numbers if names is None else names:
-            setattr(self, name, Constant(jnp.asarray(numbers[name], float)))
+    def _hold(self, function: Function, numbers: Mapping[str, float]) -> None:
+        self.function = function
+        for name, number in numbers.items():
+            setattr(self, name, Constant(jnp.asarray(number, float)))
 
 
 class TReLU(ShapedActivation):
@@ -129,8 +129,9 @@ class TReLU(ShapedActivation):
     def __init__(self, negative_slope: float, output_scale: float | None = None) -> None:
         if output_scale is None:
             output_scale = math.sqrt(2.0 / (1.0 + negative_slope**2))
-        phi = Shaped(in_arrays(core.leaky_relu(negative_slope)), output_scale=output_scale)
-        self._set_constants(phi, ("negative_slope", "output_scale"))
+        numbers = {"negative_slope": negative_slope, "output_scale": output_scale}
+        core.require_constants("TReLU", numbers)
+        self._hold(in_arrays(core.leaky_relu(negative_slope)), numbers)
 
     def _apply(self, x: Array) -> Array:
         return self._function(x) * self._number("output_scale", x)
@@ -146,7 +147,6 @@ _Normalisation = nnx.BatchNorm | nnx.LayerNorm | nnx.RMSNorm | nnx.GroupNorm | n
 # Evenly spaced, so that second differences show what bends; and the same with another second half.
 _PROBE = np.linspace(-4.0, 4.0, 18, dtype=np.float32)
 _OTHER = np.where(np.arange(18) < 9, _PROBE, np.float32(0.3))
-_BEND = 1e-3
 
 
 class Identity(nnx.Module):
@@ -180,9 +180,8 @@ def is_activation(value: object) -> bool:
         return False
     whole, half = (np.asarray(y, float)[: len(_PROBE) // 2] for y in found)
     # A pointwise function gives the same first half, whatever the second half is.
-    return np.allclose(whole, half, rtol=1e-5, atol=1e-6) and bool(
-        np.abs(np.diff(np.asarray(found[0], float), n=2)).max() > _BEND
-    )
+    bends = np.abs(np.diff(np.asarray(found[0], float), n=2)).max() > 1e-3
+    return bool(bends) and np.allclose(whole, half, rtol=1e-5, atol=1e-6)
 
 
 def replace(
@@ -245,7 +244,8 @@ def initialize_(
         if id(layer.kernel) not in done:
             _draw_weights(layer.kernel, init, axes, rngs)
         if add_biases and layer.bias is None and not isinstance(layer, nnx.Einsum):
-            layer.bias = nnx.Param(jnp.zeros(_bias_shape(layer, axes), layer.param_dtype))
+            copies, features = layer.kernel[...].shape[:-axes], np.atleast_1d(layer.out_features)
+            layer.bias = nnx.Param(jnp.zeros((*copies, *features), layer.param_dtype))
             layer.use_bias = True
             given.append(_name(path))
         if layer.bias is not None and id(layer.bias) not in done:
@@ -272,20 +272,13 @@ def _rule(layer: _Layer, gain: float) -> tuple[Initializer, int] | None:
         case nnx.Conv():
             _require_no_gaps(layer, layer.mask, layer.input_dilation)
             causal = layer.padding == "CAUSAL"
-            init = delta(
-                gain,
-                feature_group_count=layer.feature_group_count,
-                tap=[size - 1 for size in layer.kernel_size] if causal else None,
-            )
+            tap = [size - 1 for size in layer.kernel_size] if causal else None
+            init = delta(gain, feature_group_count=layer.feature_group_count, tap=tap)
         case _:
             _require_no_gaps(layer, layer.mask, layer.kernel_dilation)
-            turned = layer.transpose_kernel
-            init = transposed_delta(
-                1 if layer.strides is None else layer.strides,
-                gain,
-                *((-1, -2) if turned else (-2, -1)),
-                transpose_kernel=turned,
-            )
+            turned, strides = layer.transpose_kernel, layer.strides or 1
+            axes = (-1, -2) if turned else (-2, -1)
+            init = transposed_delta(strides, gain, *axes, transpose_kernel=turned)
     return init, len(layer.kernel_size) + 2
 
 
@@ -304,7 +297,7 @@ def _einsum_rule(layer: nnx.Einsum, gain: float) -> tuple[Initializer, int] | No
 
 def _draw_weights(kernel: nnx.Param[Array], init: Initializer, axes: int, rngs: nnx.Rngs) -> None:
     old = kernel[...]
-    copies, shape = old.shape[: old.ndim - axes], old.shape[old.ndim - axes :]
+    copies, shape = old.shape[:-axes], old.shape[-axes:]
     draw_one = lambda key: init(key, shape, old.dtype)
     if not copies:  # as almost always: then JAX compiles once for all layers of this shape
         return _put(kernel, draw_one(rngs.params()))
@@ -316,15 +309,8 @@ def _put(variable: nnx.Param[Array], value: Array) -> None:
     variable[...] = jax.device_put(value, variable[...].sharding)
 
 
-def _bias_shape(layer: nnx.Linear | nnx.LinearGeneral | _Convolution, axes: int) -> list[int]:
-    features = layer.out_features
-    copies = layer.kernel[...].shape[: layer.kernel[...].ndim - axes]
-    return [*copies, *([features] if isinstance(features, int) else features)]
-
-
 def _require_no_gaps(layer: _Convolution, mask: object, dilation: object) -> None:
-    spread = [dilation] if isinstance(dilation, int) else list(dilation or ())  # pyright: ignore
-    if mask is not None or any(step != 1 for step in spread):
+    if mask is not None or np.any(np.asarray(dilation or 1) != 1):
         raise ValueError(
             f"{type(layer).__name__} with kernel {layer.kernel_size} has a mask or a dilation, "
             "which leaves locations with q = 0. Build it without mask and dilation."
@@ -438,7 +424,7 @@ def _require_all_held(graph: Graph, name: str) -> None:
 
 
 def _require_kept_sums(graph: Graph, shortcut_weight: float | None) -> None:
-    sums = [graph.nodes[i] for i in sorted(graph.live) if isinstance(graph.nodes[i], Sum)]
+    sums = [node for i, node in enumerate(graph.nodes) if i in graph.live and isinstance(node, Sum)]
     if shortcut_weight is not None and sums:
         raise UnsupportedModelError(
             f"shortcut_weight must be None, got {shortcut_weight:g}: the sum at {sums[0].origin} "

@@ -1,9 +1,9 @@
 r"""Initial weights under which q values stay 1, as `jax.nn.initializers` (appendix D).
 
-The distributions are those of `skipless.torch.init`. Each function returns an initialiser
-`init(key, shape, dtype)`. As in `jax.nn.initializers`, `in_axis` and `out_axis` are the axes of
-`shape` for inputs and outputs; all others are the taps of a kernel, in their order. The defaults
-are the layout of Flax and Haiku:
+The distributions are those of `skipless.torch.init`. As in `jax.nn.initializers`, each function
+returns an initialiser `init(key, shape, dtype)`, and `in_axis` and `out_axis` are the axes of
+`shape` for inputs and outputs. All others are the taps of a kernel. The defaults are the layout of
+Flax and Haiku:
 
 | kernel                                   | shape                       | in_axis | out_axis |
 |------------------------------------------|-----------------------------|---------|----------|
@@ -14,8 +14,7 @@ are the layout of Flax and Haiku:
 | dense: Equinox, `w @ x`                  | (out, in)                   | 1       | 0        |
 | convolution: `lax.conv`, Equinox; "OIHW" | (out, in / groups, *kernel) | 1       | 0        |
 
-Numbers are drawn in float32, or float64 for weights of that type, and rounded once. `initialize`
-does it for all layers of a function.
+Numbers are drawn in float32, or float64 for weights of that type, and rounded once.
 """
 
 from __future__ import annotations
@@ -49,11 +48,10 @@ def scaled_uniform_orthogonal(
     feature_group_count: int = 1,
     dtype: DTypeLike | None = None,
 ) -> Initializer:
-    r"""Initialiser by the scale-corrected uniform orthogonal distribution (SUO).
+    """Initialiser by the distribution of `skipless.torch.scaled_uniform_orthogonal_`.
 
-    `skipless.torch.scaled_uniform_orthogonal_` defines it. A convolution is a matrix from all that
-    its kernel covers, one for each group. This is right for kernels of size 1 and patches that do
-    not overlap; for others, use `delta`.
+    A convolution is a matrix from all that its kernel covers, one for each group: right for kernels
+    of size 1 and patches that do not overlap. For others, use `delta`.
 
     >>> w = scaled_uniform_orthogonal()(jax.random.key(0), (3, 6))  # x @ w, so this is Wᵀ
     >>> bool(jnp.allclose(w @ w.T, 2 * jnp.eye(3), atol=1e-5))
@@ -62,7 +60,7 @@ def scaled_uniform_orthogonal(
 
     def draw(key: Array, layout: _Layout, dtype: DTypeLike) -> Array:
         inputs = layout.inputs * math.prod(layout.taps)
-        return layout.arrange(_orthogonal(key, layout, inputs, gain, dtype))
+        return layout.arrange(layout.orthogonal(key, inputs, gain, dtype))
 
     return _initializer(draw, gain, in_axis, out_axis, feature_group_count, dtype)
 
@@ -74,9 +72,7 @@ def gaussian_fan_in(
     *,
     dtype: DTypeLike | None = None,
 ) -> Initializer:
-    r"""Initialiser that draws independently from $\mathcal N(0, \mathrm{gain}^2 / k)$ (eq. 1).
-
-    $k$ is the number of weights that each output has: in / groups · kernel size.
+    r"""Initialiser by $\mathcal N(0, \mathrm{gain}^2 / k)$ (eq. 1) for $k$ weights an output.
 
     >>> w = gaussian_fan_in()(jax.random.key(0), (400, 500))
     >>> round(400 * float(jnp.mean(w**2)), 2)
@@ -99,14 +95,12 @@ def delta(
     tap: Sequence[int] | None = None,
     dtype: DTypeLike | None = None,
 ) -> Initializer:
-    """Initialiser of convolutions: zero but for one random matrix at the centre of the kernel.
+    """Initialiser of convolutions: `scaled_uniform_orthogonal` at one tap, for each group, else 0.
 
-    `skipless.torch.delta_` says why. The matrix is that of `scaled_uniform_orthogonal`, one for
-    each group.
-
-    An even kernel has no centre; of its two middle taps it takes the first, (size - 1) // 2. Under
-    `padding="SAME"`, at any stride, it never reads the padding. `tap` names another, by its index
-    along each axis of the kernel: a causal convolution needs its last, (size - 1,).
+    `skipless.torch.delta_` says why. The tap is the centre of the kernel, of an even one the first
+    of the two middle taps, which under `padding="SAME"`, at any stride, never reads the padding.
+    `tap` names another, by its index along each axis of the kernel: a causal convolution needs its
+    last, (size - 1,).
 
     (`jax.nn.initializers.delta_orthogonal` refuses more inputs than outputs, does not correct the
     scale, and knows no groups.)
@@ -125,7 +119,7 @@ def delta(
                 f"tap must be an index along each axis of a kernel of size {layout.taps}, got "
                 f"{tuple(place)}."
             )
-        matrices = _orthogonal(key, layout, layout.inputs, gain, dtype)
+        matrices = layout.orthogonal(key, layout.inputs, gain, dtype)
         return layout.place_at_taps(matrices, place, (1,) * len(place))
 
     return _initializer(draw, gain, in_axis, out_axis, feature_group_count, dtype)
@@ -140,11 +134,10 @@ def transposed_delta(
     transpose_kernel: bool = False,
     dtype: DTypeLike | None = None,
 ) -> Initializer:
-    """Initialiser of transposed convolutions: zero but for one random matrix at the middle taps.
+    """Initialiser of transposed convolutions, as `skipless.torch.transposed_delta_`.
 
-    As under `skipless.torch.transposed_delta_`, as many taps as the stride hold it. This is made
-    for `padding="SAME"`. Other paddings that make the output larger than `strides` times the input
-    give it a border of zeros.
+    It is made for `padding="SAME"`. Paddings that make the output larger than `strides` times the
+    input give it a border of zeros.
 
     `transpose_kernel` is that of `lax.conv_transpose` and `nnx.ConvTranspose`, which takes a kernel
     with the axes of inputs and outputs swapped: then set `in_axis=-1, out_axis=-2`.
@@ -163,7 +156,7 @@ def transposed_delta(
                 f"{layout.shape}; got {steps}."
             )
         spare = [size - step for size, step in zip(layout.taps, steps, strict=True)]
-        if any(number < 0 for number in spare):
+        if min(spare, default=0) < 0:
             raise ValueError(
                 f"A transposed convolution with kernel {layout.taps} and strides {steps} does not "
                 "reach all locations, which leaves q = 0 at some. Use a kernel at least as large "
@@ -171,9 +164,8 @@ def transposed_delta(
             )
         # JAX pads by (size + stride - 1) // 2 in front; transpose_kernel turns the kernel round.
         first = tuple((number + (not transpose_kernel)) // 2 for number in spare)
-        return layout.place_at_taps(
-            _orthogonal(key, layout, layout.inputs, gain, dtype), first, steps
-        )
+        matrices = layout.orthogonal(key, layout.inputs, gain, dtype)
+        return layout.place_at_taps(matrices, first, steps)
 
     return _initializer(draw, gain, in_axis, out_axis, 1, dtype)
 
@@ -183,32 +175,22 @@ class _Layout:
     """The axes of a shape that are inputs, outputs and taps of a kernel."""
 
     shape: tuple[int, ...]
-    in_axes: tuple[int, ...]
-    out_axes: tuple[int, ...]
+    order: tuple[int, ...]  # the axes of outputs, of inputs, and of taps
+    outputs: int
+    inputs: int
+    taps: tuple[int, ...]
     groups: int
 
-    @property
-    def tap_axes(self) -> tuple[int, ...]:
-        taken = (*self.in_axes, *self.out_axes)
-        return tuple(axis for axis in range(len(self.shape)) if axis not in taken)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return self._sizes(self.tap_axes)
-
-    @property
-    def inputs(self) -> int:
-        return math.prod(self._sizes(self.in_axes))
-
-    @property
-    def outputs(self) -> int:
-        return math.prod(self._sizes(self.out_axes))
+    def orthogonal(self, key: Array, inputs: int, gain: float, dtype: DTypeLike) -> Array:
+        """A matrix of scaled uniform orthogonal distribution, (outputs, inputs), for each group."""
+        outputs = self.outputs // self.groups
+        scale = gain * max(math.sqrt(outputs / inputs), 1.0)
+        return scale * jax.random.orthogonal(key, outputs, (self.groups,), dtype, inputs)
 
     def arrange(self, weights: Array) -> Array:
         """Weights in the order outputs, inputs, taps, reshaped to where all of them go."""
-        order = (*self.out_axes, *self.in_axes, *self.tap_axes)
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return weights.reshape(self._sizes(order)).transpose(back)
+        sizes = [self.shape[axis] for axis in self.order]
+        return weights.reshape(sizes).transpose(*np.argsort(self.order))
 
     def place_at_taps(self, matrices: Array, first: Sequence[int], number: Sequence[int]) -> Array:
         """Weights that are `matrices` at so many taps from `first` on, and zero elsewhere."""
@@ -216,9 +198,6 @@ class _Layout:
         spread = matrices.reshape(*matrices.shape, *(1 for _ in self.taps))
         weights = jnp.zeros((*matrices.shape, *self.taps), matrices.dtype)
         return self.arrange(weights.at[(..., *window)].set(spread))
-
-    def _sizes(self, axes: Sequence[int]) -> tuple[int, ...]:
-        return tuple(self.shape[axis] for axis in axes)
 
 
 def _initializer(
@@ -229,7 +208,13 @@ def _initializer(
     groups: int,
     usual: DTypeLike | None,
 ) -> Initializer:
-    _require_number(gain)
+    array = isinstance(gain, np.generic | np.ndarray | Array)
+    number = array and gain.ndim == 0 and jnp.issubdtype(gain.dtype, np.number)
+    if not number and not isinstance(gain, int | float):  # a key, where the user wants weights
+        raise TypeError(
+            f"gain must be a number, got {gain!r}. Call what the function returns: "
+            "scaled_uniform_orthogonal()(key, shape)."
+        )
 
     def init(
         key: Array,
@@ -254,17 +239,6 @@ def _initializer(
     return init
 
 
-def _require_number(gain: object) -> None:
-    """Raise if `gain` is a key: then the user took the function for the initialiser."""
-    array = isinstance(gain, np.ndarray | np.generic | Array)
-    number = array and gain.ndim == 0 and jnp.issubdtype(gain.dtype, np.number)
-    if not number and not isinstance(gain, int | float):
-        raise TypeError(
-            f"gain must be a number, got {gain!r}. Call what the function returns: "
-            "scaled_uniform_orthogonal()(key, shape)."
-        )
-
-
 def _layout(shape: Sequence[int], in_axis: Axis, out_axis: Axis, groups: int) -> _Layout:
     count = len(shape)
     ins, outs = (
@@ -277,20 +251,15 @@ def _layout(shape: Sequence[int], in_axis: Axis, out_axis: Axis, groups: int) ->
             f"{in_axis} and {out_axis}. A shape is (in, out) or (*kernel, in, out), or name the "
             "axes."
         )
-    layout = _Layout(tuple(shape), ins, outs, groups)
-    if groups < 1 or layout.outputs % groups:
+    taps = tuple(axis for axis in range(count) if axis not in (*ins, *outs))
+    outputs, inputs = (math.prod(shape[axis] for axis in axes) for axes in (outs, ins))
+    if groups < 1 or outputs % groups:
         raise ValueError(
-            f"feature_group_count must divide the {layout.outputs} outputs of weights of shape "
-            f"{layout.shape}, got {groups}."
+            f"feature_group_count must divide the {outputs} outputs of weights of shape "
+            f"{tuple(shape)}, got {groups}."
         )
-    return layout
-
-
-def _orthogonal(key: Array, layout: _Layout, inputs: int, gain: float, dtype: DTypeLike) -> Array:
-    """A matrix of scaled uniform orthogonal distribution, (outputs, inputs), for each group."""
-    outputs = layout.outputs // layout.groups
-    scale = gain * max(math.sqrt(outputs / inputs), 1.0)
-    return scale * jax.random.orthogonal(key, outputs, (layout.groups,), dtype, inputs)
+    sizes = tuple(shape[axis] for axis in taps)
+    return _Layout(tuple(shape), (*outs, *ins, *taps), outputs, inputs, sizes, groups)
 
 
 Distribution = Literal["orthogonal", "gaussian"]
@@ -310,10 +279,8 @@ def initialize(
 ) -> tuple[Any, ...]:
     """The arguments of `fn` except its input, with all weights and biases of layers drawn.
 
-    Weights of convolutions are zero but for one tap of their kernel (Delta initialisation). What
-    is neither a weight nor a bias of a layer is returned as it is.
-    `fn`, its arguments and `argnum` are as for `trace`, the others as for
-    `skipless.torch.initialize_`. Weights may be `jax.ShapeDtypeStruct`s.
+    Convolutions get Delta initialisation; all else is returned as it is. `fn`, its arguments and
+    `argnum` are as for `trace`, the others as for `skipless.torch.initialize_`.
 
     >>> network = lambda params, x: jax.nn.relu(x @ params["w"] + params["b"])
     >>> shapes = {"w": jax.ShapeDtypeStruct((4, 4), "float32"), "b": jnp.ones(4)}
@@ -324,9 +291,9 @@ def initialize(
     False
     """
     reading = read(fn, *args, argnum=argnum)
-    options = {"sigma_w": sigma_w, "sigma_b": sigma_b, "distribution": distribution}
+    drawn = draw_weights(reading, key, sigma_w=sigma_w, sigma_b=sigma_b, distribution=distribution)
     arrays: dict[Tensor, jax.Array] = {}
-    for tensor, value in draw_weights(reading, key, **options).items():
+    for tensor, value in drawn.items():
         _put_back(reading, tensor, value, arrays)
     by_name = {tensor.name: array for tensor, array in arrays.items()}
     of_input = input_index(args, argnum)
@@ -413,8 +380,7 @@ def _weights(
     if op.name == "conv_general_dilated":
         return _kernel(op.parameters, weight.shape, key, gain, distribution)
     own = op.inputs.index(weight)
-    contracted, batched = op.parameters["dimension_numbers"]
-    groups, inputs = tuple(batched[own]), tuple(contracted[own])
+    inputs, groups = (tuple(axes[own]) for axes in op.parameters["dimension_numbers"])
     outputs = [a for a in range(len(weight.shape)) if a not in (*groups, *inputs)]
     order = (*groups, *inputs, *outputs)
     sizes = [weight.shape[axis] for axis in order]
@@ -426,20 +392,15 @@ def _weights(
         values = jax.vmap(lambda key: init(key, shape))(keys)
     else:
         values = init(key, shape)
-    return jnp.transpose(values.reshape(sizes), sorted(range(len(order)), key=order.__getitem__))
+    return values.reshape(sizes).transpose(*np.argsort(order))
 
 
 def _initializer_of(
-    distribution: Distribution,
-    gain: float,
-    inputs: Sequence[int],
-    outputs: Sequence[int],
-    groups: int = 1,
+    distribution: Distribution, gain: float, inputs: Axis, outputs: Axis, groups: int = 1
 ) -> Initializer:
-    ins, outs = tuple(inputs), tuple(outputs)
     if distribution == "gaussian":
-        return gaussian_fan_in(gain, ins, outs)
-    return scaled_uniform_orthogonal(gain, ins, outs, feature_group_count=groups)
+        return gaussian_fan_in(gain, inputs, outputs)
+    return scaled_uniform_orthogonal(gain, inputs, outputs, feature_group_count=groups)
 
 
 def _kernel(
@@ -457,12 +418,11 @@ def _kernel(
     out_axis, in_axis, *tap_axes = parameters["dimension_numbers"].rhs_spec
     groups = parameters["feature_group_count"]
     centre = [1 if axis in tap_axes else size for axis, size in enumerate(shape)]
-    init = _initializer_of(distribution, gain, (in_axis,), (out_axis,), groups)
-    padding = [(0, 0)] * len(shape)
-    repeats = [1] * len(shape)
-    for number, axis in enumerate(tap_axes):
-        stretch = parameters["lhs_dilation"][number]
-        low, high = parameters["padding"][number]
+    init = _initializer_of(distribution, gain, in_axis, out_axis, groups)
+    padding, repeats = [(0, 0)] * len(shape), [1] * len(shape)
+    names = ("lhs_dilation", "rhs_dilation", "padding")
+    columns = (parameters[name] for name in names)
+    for axis, stretch, dilation, (low, high) in zip(tap_axes, *columns, strict=True):
         spare = shape[axis] - stretch
         if spare < 0:
             raise UnsupportedModelError(
@@ -470,7 +430,7 @@ def _kernel(
                 f"{stretch} leaves locations zero, which have no c value. Use a kernel at least as "
                 "large as the stride."
             )
-        tap = low // parameters["rhs_dilation"][number] - (stretch - 1)
+        tap = low // dilation - (stretch - 1)
         tap = spare // 2 if low + high <= 0 else min(max(tap, 0), spare)
         padding[axis], repeats[axis] = (tap, spare - tap), stretch
     return jnp.pad(jnp.tile(init(key, tuple(centre)), repeats), padding)

@@ -1,7 +1,6 @@
 """The kernel of a real network: empirical q and c values, beside what the theory predicts.
 
-They are those of `skipless.torch.measure`. The record of a function's operations runs step by step,
-and keeps only these numbers.
+They are those of `skipless.torch.measure`. The record of a function's operations runs step by step.
 """
 
 from __future__ import annotations
@@ -109,15 +108,9 @@ def measure(
 ) -> Measurement:
     """The q and c values of `fn(*args)` at every node of its graph, over pairs and locations.
 
-    Args:
-        fn: A function or a module, as for `trace`.
-        *args: Its arguments; the input is a batch in which samples 0 and 1 are a pair, as are 2 and
-            3, and so on.
-        seeds: How many draws of the weights to measure, or the seeds themselves; standard errors
-            are then over seeds. Without it, the weights are those that are given.
-        draw: `draw(key)` returns the arguments before the input, for each seed. The default draws
-            weights like `initialize`, with the sigmas of the solution if `fn` is converted.
-        argnum: Which argument is the input.
+    `fn`, its arguments and `argnum` are as for `trace`, the input and `seeds` as for
+    `skipless.torch.measure`. For each seed, `draw(key)` returns the arguments before the input. The
+    default draws weights like `initialize`, with the sigmas of the solution if `fn` is converted.
 
     A linear layer with orthonormal rows and columns keeps both values:
 
@@ -161,10 +154,8 @@ def check(
     r"""What `solution` predicts for `fn`, beside what is measured, at every node of its graph.
 
     `fn`, its arguments and `argnum` are as for `trace`; the others are those of
-    `skipless.torch.check`, which says what finite widths do. Weights are drawn, so
-    `jax.ShapeDtypeStruct`s are enough, and of the input only the shape of a sample matters.
-    Convolutions have their weights at one tap (Delta initialisation). Weights computed from others
-    are refused.
+    `skipless.torch.check`. Weights are drawn as by `initialize`, so `jax.ShapeDtypeStruct`s are
+    enough, and of the input only the shape of a sample matters.
 
     >>> from skipless import Graph, TAT, solve
     >>> from skipless.jax import shaped
@@ -196,9 +187,7 @@ def pair_inputs(
     channel_axis: int = -1,
     key: jax.Array | None = None,
 ) -> jax.Array:
-    """A batch of random pairs of samples of `shape`, of q value 1 and of that `cosine`.
-
-    Both are exact at every location, as those of `skipless.torch.pair_inputs`.
+    """A batch of random pairs of samples of `shape`, as `skipless.torch.pair_inputs` makes them.
 
     >>> x = pair_inputs((4, 4, 3), pairs=2, cosine=-0.5)
     >>> x.shape, bool(jnp.allclose(jnp.mean(x[0] * x[1], axis=-1), -0.5))
@@ -210,4 +199,4 @@ def pair_inputs(
 
 
 def _keys(seeds: int | Iterable[int]) -> Iterator[jax.Array]:
-    yield from map(jax.random.key, core.seed_numbers(seeds))
+    return map(jax.random.key, core.seed_numbers(seeds))

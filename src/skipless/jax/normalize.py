@@ -17,9 +17,9 @@ def normalize_per_location(
 
     $$x \mapsto \sqrt{\frac{d + 1}{\|x\|^2 + h^2}}\; (x_1, \ldots, x_d, h)$$
 
-    The homogeneous coordinate $h$ keeps the length of $x$. **The output has one channel more than
-    the input.** With `homogeneous=None` it does not, and locations of zeros stay zero.
-    `channel_axis` is -1 for the layout of Flax, channels last; 1 for batches with channels first.
+    `skipless.torch.normalize_per_location` says why. **The output has one channel more than the
+    input**, but not with `homogeneous=None`. `channel_axis` is -1 where channels come last, as in
+    Flax, and 1 in batches with channels first.
 
     >>> black_and_blue = jnp.array([[0.0, 0.0, 0.0], [0.0, 0.0, 3.0]])
     >>> y = normalize_per_location(black_and_blue)

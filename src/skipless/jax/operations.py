@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ APPROXIMATE_MOVES = {"reduce_window_max", "reduce_max"}
 SUMS = {"reduce_sum", "reduce_window_sum"}
 AFFINE = {"dot_general", "conv_general_dilated"}
 ADDITIONS = {"add", "sub", "add_any"}
-CONCATENATIONS = {"concatenate"}
 
 # Operations without maps: a word on the kind, and what to do.
 _APART = "shape the parts before and after it on their own"
@@ -80,7 +79,6 @@ _Function = Callable[..., npt.ArrayLike]
 
 
 def _convert(x: Values, *, new_dtype: npt.DTypeLike, **_: object) -> Values:
-    """`x` rounded to integers, or to truth values, if that is the type."""
     kind = np.dtype(new_dtype).kind
     if kind == "b":
         return (x != 0.0).astype(np.float64)
@@ -143,11 +141,10 @@ def axis_map(op: Operation, source: Tensor, result: Tensor) -> AxisMap:
     """What `op`, which moves numbers or sums over places, does to the axes of `source`."""
     before, after = source.shape, result.shape
     to = (tuple(_new_axes(op, before, after, axis)) for axis in range(len(before)))
-    pooled = _pooled_axes(op) if op.name in SUMS | APPROXIMATE_MOVES else ()
     config = op.parameters["padding_config"] if op.name == "pad" else ()
     # A negative number takes some away.
     padded = (axis for axis, numbers in enumerate(config) if max(numbers) > 0)
-    return AxisMap(tuple(to), frozenset(pooled), frozenset(padded))
+    return AxisMap(tuple(to), frozenset(_pooled_axes(op)), frozenset(padded))
 
 
 def _new_axes(
@@ -169,10 +166,12 @@ def _new_axes(
     return () if axis in dropped else (axis - sum(d < axis for d in dropped),)
 
 
-def _pooled_axes(op: Operation) -> Iterator[int]:
+def _pooled_axes(op: Operation) -> list[int]:
+    if op.name not in SUMS | APPROXIMATE_MOVES:
+        return []
     windows = op.parameters.get("window_dimensions", ())
     axes = op.parameters.get("axes") or [a for a, size in enumerate(windows) if size > 1]
-    return (axis for axis in axes if op.inputs[0].shape[axis] > 1)
+    return [axis for axis in axes if op.inputs[0].shape[axis] > 1]
 
 
 def layer(op: Operation) -> Layer[Tensor] | None:
@@ -184,26 +183,24 @@ def layer(op: Operation) -> Layer[Tensor] | None:
     if op.name == "conv_general_dilated":
         convolves = op.inputs[0] is source and op.parameters["batch_group_count"] == 1
         return _convolution(op, source, weight) if convolves else None
-    contracted, batched = op.parameters["dimension_numbers"]
-    if not contracted[0]:
-        return None
     own = op.inputs.index(source)
-    groups = len(batched[0])
-    free = [
-        [a for a in range(len(t.shape)) if a not in contracted[k] and a not in batched[k]]
-        for k, t in enumerate(op.inputs)
-    ]
-    first, other = (groups + side * len(free[0]) for side in (own, 1 - own))
-    to = dict.fromkeys(contracted[own], ()) | {a: (i,) for i, a in enumerate(batched[own])}
-    to |= {a: (first + i,) for i, a in enumerate(free[own])}
+    summed, batched = (axes[own] for axes in op.parameters["dimension_numbers"])
+    if not summed:
+        return None
+    rank, groups = len(source.shape), len(batched)
+    free = [axis for axis in range(rank) if axis not in (*summed, *batched)]
+    # The result has the groups first, then what is left of both factors, from left to right.
+    added = len(weight.shape) - groups - len(summed)
+    first, other = (groups, groups + len(free)) if own == 0 else (groups + added, groups)
+    to = {a: (i,) for i, a in enumerate(batched)} | {a: (first + i,) for i, a in enumerate(free)}
     return Layer(
         (source,),
         without_moves(weight),
-        summed=contracted[own],
+        summed=summed,
         # Groups are channels, too, and so is all that only the weights have.
-        made=[*range(groups), *range(other, other + len(free[1 - own]))],
-        channels=math.prod(source.shape[a] for a in contracted[own]) if groups else None,
-        axes=AxisMap(tuple(to[axis] for axis in range(len(source.shape)))),
+        made=[*range(groups), *range(other, other + added)],
+        channels=math.prod(source.shape[a] for a in summed) if groups else None,
+        axes=AxisMap(tuple(to.get(axis, ()) for axis in range(rank))),
     )
 
 

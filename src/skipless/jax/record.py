@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -26,7 +26,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Frames = Sequence[tuple[CodeType, int]]  # innermost first, each with its place in the bytecode
 CallKind = Literal["norm", "dropout", "resize", "shaped", "normalised input", "probabilities"]
 
 # Their lines are not the user's.
@@ -61,7 +60,7 @@ class Location:
     Each time a compiled function or the body of a loop is written out, it is another `call`.
     """
 
-    traceback: object = None
+    traceback: Any = None  # of JAX
     scope: str = ""
     call: int = 0
     outer: Location | None = None
@@ -75,52 +74,46 @@ class Location:
         return line or "the model itself"
 
     @property
+    def frames(self) -> Sequence[tuple[CodeType, int]]:
+        """Its Python frames, innermost first, each with its place in the bytecode."""
+        return (
+            () if self.traceback is None else tuple(zip(*self.traceback.raw_frames(), strict=True))
+        )
+
+    @property
     def line(self) -> str:
         """The user's file and line, here or where the function was called that this is part of."""
-        for code, instruction in frames(self.traceback):
+        for code, instruction in self.frames:
             if not _is_library_file(code.co_filename):
-                return f"{Path(code.co_filename).name}:{_line_number(code, instruction)}"
+                line = self.traceback.code_addr2line(code, instruction)
+                return f"{Path(code.co_filename).name}:{line}"
         return self.outer.line if self.outer is not None else ""
 
     @property
     def library_call(self) -> tuple[CallKind, object] | None:
         """The kind of library call that this is part of, and an identity of that call."""
         found = None if self.kind is None else (self.kind, (self.kind, self.call))
-        own = frames(self.traceback)
+        own = self.frames
         for depth, (code, _) in enumerate(own):
-            if (kind := _kind(code)) is not None:  # the outermost one includes the others
-                found = (kind, (kind, self.call, tuple(own[depth + 1 :])))
+            # The outermost one includes the others.
+            if (kind := _kind(code.co_filename, code.co_qualname)) is not None:
+                found = (kind, (kind, self.call, own[depth + 1 :]))
         above = self.outer.library_call if self.outer is not None else None
         return above or found
 
     def inside(self, called: str, call: int) -> tuple[Location, bool]:
         """The location of a function that is `called` here, and whether it is this very one."""
-        name, _, place = called.replace("\\", "/").partition(" at ")
-        file = place.rpartition(":")[0]
+        name, _, place = called.partition(" at ")
+        file = place.rpartition(":")[0].replace("\\", "/")
         if not _JAX_FUNCTIONS.search(file):
             return Location(None, self.scope, call, self), False
-        kind = _kind_of(file, name)
+        kind = _kind(file, name)
         return self if kind is None else replace(self, call=call, kind=kind), True
 
     def at(self, traceback: object, scope: str) -> Location:
         """An operation in the function that this is the inside of."""
         path = "/".join(part for part in (self.scope, _plain_scope(scope)) if part)
         return Location(traceback, path, self.call, self.outer)
-
-
-def frames(traceback: object) -> Frames:
-    """The Python frames of a JAX traceback, innermost first."""
-    if traceback is None:
-        return ()
-    if (raw := getattr(traceback, "raw_frames", None)) is not None:
-        return tuple(zip(*raw(), strict=True))
-    return tuple(_walk(getattr(traceback, "as_python_traceback", lambda: None)()))[::-1]
-
-
-def _walk(traceback: object) -> Iterator[tuple[CodeType, int]]:
-    while traceback is not None:
-        yield traceback.tb_frame.f_code, traceback.tb_lasti  # pyright: ignore
-        traceback = traceback.tb_next  # pyright: ignore
 
 
 def _plain_scope(scope: str) -> str:
@@ -130,22 +123,10 @@ def _plain_scope(scope: str) -> str:
     return "/".join(part for part in scope.split("/") if part)
 
 
-def _line_number(code: CodeType, instruction: int) -> int:
-    for number, (line, *_) in enumerate(code.co_positions()):
-        if number == instruction // 2 and line is not None:  # an instruction has two bytes
-            return line
-    return code.co_firstlineno
-
-
 @cache
-def _kind(code: CodeType) -> CallKind | None:
-    return _kind_of(code.co_filename.replace("\\", "/"), code.co_qualname)
-
-
-@cache
-def _kind_of(file: str, function: str) -> CallKind | None:
+def _kind(file: str, function: str) -> CallKind | None:
     for kind, path, name in _LIBRARY_CALLS:
-        if re.search(f"/{path}$", file) and re.fullmatch(name, function):
+        if re.search(f"/{path}$", file.replace("\\", "/")) and re.fullmatch(name, function):
             return kind
     return None
 
@@ -224,15 +205,14 @@ def record(
 
     `known` evaluates a tensor that does not depend on the input, such as the index of a branch.
     """
-    recorder = _Recorder(known)
-    tensors = [
-        _argument(variable, name, value, signal=index == input_index)
-        for index, (variable, (name, value)) in enumerate(
-            zip(closed.jaxpr.invars, arguments, strict=True)
-        )
-    ]
+    recorder, tensors = _Recorder(known), list[Tensor]()
+    for variable, (name, value) in zip(closed.jaxpr.invars, arguments, strict=True):
+        signal, dtype = len(tensors) == input_index, variable.aval.dtype
+        given = None if signal else value
+        about = (signal, not signal, _is_key(dtype), given, name)
+        tensors.append(Tensor(tuple(variable.aval.shape), dtype, None, *about))
     outputs = recorder.inline(closed, tensors, Location())
-    needed = _ancestors(outputs)
+    needed = ancestors(outputs)
     operations = [op for op in recorder.operations if op in needed]
     users: dict[Tensor, list[Operation]] = {}
     for op in operations:
@@ -241,25 +221,20 @@ def record(
     return FlatProgram(operations, tensors[input_index], outputs, users)
 
 
-def _argument(variable: Any, name: str, value: object, *, signal: bool) -> Tensor:
-    aval = variable.aval
-    given = None if signal else value
-    shape, random = tuple(aval.shape), _is_key(aval.dtype)
-    return Tensor(shape, aval.dtype, None, signal, not signal, random, given, name)
-
-
 def _is_key(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def _ancestors(outputs: Sequence[Tensor]) -> set[Operation]:
+def ancestors(tensors: Sequence[Tensor], known: Container[Tensor] = ()) -> set[Operation]:
+    """The operations from which `tensors` are computed, back to those tensors that are `known`."""
     needed: set[Operation] = set()
-    waiting = [tensor.operation for tensor in outputs]
+    waiting = list(tensors)
     while waiting:
-        op = waiting.pop()
-        if op is not None and op not in needed:
+        tensor = waiting.pop()
+        op = tensor.operation
+        if op is not None and tensor not in known and op not in needed:
             needed.add(op)
-            waiting += [tensor.operation for tensor in op.inputs]
+            waiting += op.inputs
     return needed
 
 
@@ -374,9 +349,8 @@ class _Recorder:
     def _constant(self, array: object) -> Tensor:
         if id(array) not in self._constants:
             shape, dtype = np.shape(array), getattr(array, "dtype", np.dtype(float))  # pyright: ignore
-            self._constants[id(array)] = Tensor(
-                shape, dtype, None, False, True, _is_key(dtype), array
-            )
+            about = (False, True, _is_key(dtype), array)
+            self._constants[id(array)] = Tensor(shape, dtype, None, *about)
         return self._constants[id(array)]
 
     def _literal(self, atom: Any) -> Tensor:
@@ -432,34 +406,22 @@ def find_regions(record: FlatProgram) -> Mapping[Operation, Region]:
         kind, calls[op] = call
         own = [t for t in sources if t.operation and calls.get(t.operation) == calls[op]]
         others = [t for t in sources if t not in own]
-        same = [found[t.operation] for t in own if t.operation]
-        region = same[0] if same else Region(kind)
+        same = list(dict.fromkeys(found[t.operation] for t in own if t.operation)) or [Region(kind)]
+        region = same[0]
         for other in same[1:]:
-            _merge(other, region, found)
-        for source in others:
-            if source not in region.sources:
-                region.sources.append(source)
+            region.operations += other.operations
+            region.sources += other.sources
+            found.update(dict.fromkeys(other.operations, region))
         region.operations.append(op)
+        region.sources += others
         found[op] = region
     for region in dict.fromkeys(found.values()):
-        region.exits = _exits(region, record)
+        region.sources = list(dict.fromkeys(region.sources))
+        inside = set(region.operations)
+        region.exits = [
+            tensor
+            for op in region.operations
+            for tensor in op.outputs
+            if tensor in record.outputs or not inside.issuperset(record.users.get(tensor, ()))
+        ]
     return found
-
-
-def _merge(other: Region, into: Region, found: dict[Operation, Region]) -> None:
-    if other is into:
-        return
-    into.operations += other.operations
-    into.sources += [source for source in other.sources if source not in into.sources]
-    found.update(dict.fromkeys(other.operations, into))
-    other.operations, other.sources = into.operations, into.sources
-
-
-def _exits(region: Region, record: FlatProgram) -> list[Tensor]:
-    inside = set(region.operations)
-    outputs: Sequence[Tensor] = [t for op in region.operations for t in op.outputs]
-    return [
-        tensor
-        for tensor in outputs
-        if tensor in record.outputs or any(op not in inside for op in record.users.get(tensor, ()))
-    ]

@@ -1,7 +1,7 @@
 """A JAX function as the theory sees it: trace(fn, *args) -> Graph.
 
-`jax.make_jaxpr` records the function on the shapes of its arguments, whatever library it is made
-with. `Description` says what each recorded operation is; `core.trace` reads that.
+`jax.make_jaxpr` records the function, whatever library it is made with. `Description` says what
+each recorded operation is; `core.trace` reads that.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from skipless.core.graph import Graph
 from skipless.core.record import Recorded, UnsupportedModelError
 
 from . import operations as kinds
-from .constants import Constants, x64
 from .operations import axis_map, count_summed, evaluate, layer, weight_of, without_moves
-from .record import FlatProgram, Operation, Region, Tensor, find_regions, record
+from .record import FlatProgram, Operation, Region, Tensor, ancestors, find_regions, record
 
 # How close a function must be to an activation, by the bits of the numbers in its definition.
 _CLOSE = {64: 1e-9, 32: 1e-6, 16: 4e-3}
@@ -39,7 +38,7 @@ def is_array(leaf: object) -> bool:
 
 
 def input_index(arguments: Sequence[object], argnum: int) -> int:
-    """The index of the argument that `argnum` names as the network's input, an array."""
+    """The index of the argument that `argnum` names, an array."""
     if not -len(arguments) <= argnum < len(arguments):
         raise TypeError(f"argnum={argnum} names none of the {len(arguments)} arguments.")
     given: Any = arguments[argnum]
@@ -113,13 +112,68 @@ def read(fn: Callable[..., object], *args: object, argnum: int = -1, wide: bool 
     """
     call, arrays, index = _as_function_of_arrays(fn, args, argnum)
     constants = Constants(wide=wide)
-    with x64() if wide else nullcontext():
-        closed = _make_jaxpr(call, [_shape_of(array, wide) for _, array in arrays], index)
-        arguments = [(name, _value_of(array, wide)) for name, array in arrays]
+    named = [(name, _widened(array) if wide else array) for name, array in arrays]
+    with jax.enable_x64(True) if wide else nullcontext():
+        closed = _make_jaxpr(call, [array for _, array in named], index)
+    arguments = [(n, None if isinstance(a, jax.ShapeDtypeStruct) else a) for n, a in named]
     recorded = record(closed, arguments, index, constants.array)
     description = Description(recorded, constants)
     found = core.read(description)
     return Reading(**vars(found), record=recorded, biases=description.biases, constants=constants)
+
+
+# They repeat, drop or move numbers, so equal numbers stay equal.
+_KEEPS_EQUAL = kinds.LAYOUTS - {"convert_element_type"} | {
+    "broadcast_in_dim", "slice", "rev", "scan_slice", "dynamic_slice",
+}  # fmt: skip
+
+
+class Constants:
+    """Evaluates the tensors of a record that do not depend on its input, each once, when needed.
+
+    Numbers are rounded as the record is: the 0.8 of `0.8 * x` is 0.800000012 in float32.
+    """
+
+    def __init__(self, *, wide: bool) -> None:
+        self._wide = wide  # whether the record is of float64
+        self._arrays: dict[Tensor, object] = {}
+        self._numbers: dict[Tensor, float | None] = {}
+
+    def array(self, tensor: Tensor) -> object | None:
+        """The array that `tensor` is, or None if it depends on something unknown."""
+        if tensor not in self._arrays:
+            with jax.enable_x64(True) if self._wide else nullcontext():
+                for op in sorted(ancestors([tensor], self._arrays), key=lambda op: op.index):
+                    arguments = [self._known_array(t) for t in op.inputs]
+                    known = all(a is not None for a in arguments)
+                    results = op.run(*arguments) if known else [None] * len(op.outputs)
+                    self._arrays.update(zip(op.outputs, results, strict=True))
+        return self._known_array(tensor)
+
+    def number(self, tensor: Tensor) -> float | None:
+        """The number that all entries of `tensor` are, or None."""
+        if tensor not in self._numbers:
+            op, number = tensor.operation, None
+            if op is not None and op.name in _KEEPS_EQUAL:
+                number = self.number(op.inputs[0])
+            self._numbers[tensor] = self._uniform_number(tensor) if number is None else number
+        return self._numbers[tensor]
+
+    def _known_array(self, tensor: Tensor) -> object | None:
+        if tensor.operation is not None:
+            return self._arrays[tensor]
+        if tensor.value is None or tensor.shape or tensor.parametric:
+            return tensor.value
+        return np.asarray(tensor.value, tensor.dtype)
+
+    def _uniform_number(self, tensor: Tensor) -> float | None:
+        array: Any = self.array(tensor)
+        if array is None or jnp.issubdtype(array.dtype, jax.dtypes.extended):
+            return None
+        values = np.asarray(array)
+        if values.size == 0 or not (values == values.flat[0]).all():
+            return None
+        return float(values.flat[0].astype(np.float64))
 
 
 class Description(Recorded[Tensor]):
@@ -140,11 +194,11 @@ class Description(Recorded[Tensor]):
         self._close = _closeness(record)
         for op in record.operations:
             if op.name == "gather" and not op.inputs[0].signal and op.inputs[1].signal:
-                raise UnsupportedModelError(
-                    _uncovered(op, op.name, kinds.UNCOVERED[op.name]).message
-                )
+                message = _uncovered(op, op.name, kinds.UNCOVERED[op.name]).message
+                raise UnsupportedModelError(message)
         for op in record.operations:
-            self._add(op)
+            if op.signals:
+                self._add(op)
 
     @property
     def output(self) -> Tensor:
@@ -191,8 +245,6 @@ class Description(Recorded[Tensor]):
 
     def _add(self, op: Operation) -> None:
         statistics = [tensor in self._statistics for tensor in op.signals]
-        if not statistics:
-            return
         if op in self._regions:
             self._add_region(op, self._regions[op])
         elif all(statistics):
@@ -200,27 +252,28 @@ class Description(Recorded[Tensor]):
         elif any(statistics):
             self.operations[op.outputs[0]] = _combination(op, op.name)
         else:
-            for tensor in op.outputs:
-                self.operations[tensor] = self._describe(op, tensor)
+            self.operations |= {tensor: self._describe(op, tensor) for tensor in op.outputs}
 
     def _add_region(self, op: Operation, region: Region) -> None:
         source, *others = region.sources
         for tensor in op.outputs:
             if region.kind == "probabilities":
-                self.operations[tensor] = _uncovered(op, "softmax", kinds.PROBABILITIES)
+                found = _uncovered(op, "softmax", kinds.PROBABILITIES)
             elif others and region.kind != "normalised input":
-                self.operations[tensor] = _combination(op, f"a layer ({op.name})")
+                found = _combination(op, f"a layer ({op.name})")
             elif tensor is not region.result:
                 self._statistics.add(tensor)
+                continue
             elif region.kind == "norm":
-                self.operations[tensor] = rec.Norm((source,))
+                found = rec.Norm((source,))
             elif region.kind == "shaped":
-                self.operations[tensor] = rec.ShapedCall((source,))
+                found = rec.ShapedCall((source,))
             elif region.kind == "normalised input":
-                self.operations[tensor] = rec.Preparation(tuple(region.sources))
+                found = rec.Preparation(tuple(region.sources))
             else:
                 rough = "resize" if region.kind == "resize" else ""
-                self.operations[tensor] = _identity_move(source, region.kind, rough)
+                found = _identity_move(source, region.kind, rough)
+            self.operations[tensor] = found
 
     def _describe(self, op: Operation, tensor: Tensor) -> rec.Operation[Tensor]:
         source, *others = op.signals
@@ -273,7 +326,7 @@ class Description(Recorded[Tensor]):
         """
         if op.name not in kinds.ADDITIONS or len(op.signals) != 1:
             return False
-        (added,) = (t for t in op.inputs if not t.signal)
+        added = weight_of(op)
         if not added.parametric and self._constants.number(added) is not None:
             return False
         if op.name == "sub" and added is op.inputs[0]:
@@ -360,25 +413,17 @@ def _split_module(fn: Callable[..., object]) -> tuple[Callable[..., object], obj
     return lambda _, *arguments: fn(*arguments), None
 
 
-def _value_of(array: object, wide: bool) -> object | None:
-    """The value of an argument in the type that it is recorded in, or None if it has none."""
+def _widened(array: Any) -> Any:
+    """An argument, in float64 if it has floating-point numbers."""
+    if not jnp.issubdtype(array.dtype, np.floating):
+        return array
     if isinstance(array, jax.ShapeDtypeStruct):
-        return None
-    assert isinstance(array, jax.Array | np.ndarray)
-    if wide and jnp.issubdtype(array.dtype, np.floating):
-        return np.asarray(array).astype(np.float64)
-    return array
+        return jax.ShapeDtypeStruct(array.shape, np.float64)
+    return np.asarray(array).astype(np.float64)
 
 
-def _shape_of(array: Any, wide: bool) -> jax.ShapeDtypeStruct:
-    floating = jnp.issubdtype(array.dtype, np.floating)
-    dtype = np.dtype(np.float64) if wide and floating else array.dtype
-    return jax.ShapeDtypeStruct(array.shape, dtype)
-
-
-def _make_jaxpr(
-    call: Callable[..., object], shapes: Sequence[jax.ShapeDtypeStruct], of_input: int
-) -> Any:
+def _make_jaxpr(call: Callable[..., object], arrays: Sequence[Any], of_input: int) -> Any:
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

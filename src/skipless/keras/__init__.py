@@ -15,6 +15,7 @@ except ModuleNotFoundError as error:
 from skipless._deprecated import renamed_names
 from skipless.core.convert import ConversionReport
 from skipless.core.measure import Check, Measurement
+from skipless.core.trace import UnsupportedModelError
 
 from .activations import ShapedActivation, TReLU, WeightedAdd, function
 from .convert import convert
@@ -28,7 +29,7 @@ from .init import (
 )
 from .measure import check, measure, pair_inputs
 from .normalize import PerLocationNormalization, normalize_per_location, normalize_per_sample
-from .trace import UnsupportedModelError, trace
+from .trace import trace
 
 __all__ = [
     "Check", "ConversionReport", "DeltaOrthogonal", "DepthwiseDelta", "GaussianFanIn",

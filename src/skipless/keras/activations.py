@@ -11,8 +11,10 @@ them with all their digits, and no policy rounds them.
 from __future__ import annotations
 
 import math
+import operator
+import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, reduce, wraps
 from typing import Any, Self
 
 import keras
@@ -27,24 +29,28 @@ from skipless.core.solution import Solution, require_solution
 
 Array = Any  # Keras has no type for the tensors of all its backends
 Function = Callable[[Array], Array]
-
-HALF = frozenset(("bfloat16", "float16"))
+Config = dict[str, object]
 
 
 def is_half(x: Array) -> bool:
-    return keras.backend.standardize_dtype(x.dtype) in HALF
+    return keras.backend.standardize_dtype(x.dtype) in ("bfloat16", "float16")
 
 
-def _in_float32(f: Callable[..., Array]) -> Callable[..., Array]:
-    """`f`, computed in float32 and rounded once where its argument is of half precision."""
+def in_float32(f: Function, x: Array) -> Array:
+    """f(x), computed in float32 and rounded once where `x` is of half precision."""
+    if is_half(x):
+        return ops.cast(f(ops.cast(x, "float32")), x.dtype)
+    return f(x)
 
-    @wraps(f)
-    def widened(x: Array, **parameter: float) -> Array:
-        if is_half(x):
-            return ops.cast(f(ops.cast(x, "float32"), **parameter), x.dtype)
-        return f(x, **parameter)
 
-    return widened
+def _widened(name: str, f: Callable[..., Array]) -> Callable[..., Array]:
+    """`f` in float32, under the `name` by which Keras saves it."""
+
+    def phi(x: Array, **parameter: float) -> Array:
+        return in_float32(partial(f, **parameter), x)
+
+    phi.__name__ = name
+    return phi
 
 
 def _in_full(narrowing: Function, native: str) -> Function:
@@ -52,144 +58,76 @@ def _in_full(narrowing: Function, native: str) -> Function:
 
     @wraps(narrowing)
     def exact(x: Array) -> Array:
+        library = {"jax": "jax.numpy", "torch": "torch"}.get(keras.backend.backend())
         wide = keras.backend.standardize_dtype(x.dtype) == "float64"
-        if wide and not isinstance(x, keras.KerasTensor):
-            if keras.backend.backend() == "jax":
-                import jax.numpy
-
-                return getattr(jax.numpy, native)(x)
-            if keras.backend.backend() == "torch":
-                import torch
-
-                return getattr(torch, native)(x)
-        return narrowing(x)
+        if library is None or not wide or isinstance(x, keras.KerasTensor):
+            return narrowing(x)
+        return getattr(sys.modules[library], native)(x)
 
     return exact
-
-
-tanh = _in_full(ops.tanh, "tanh")
 
 
 def identity(x: Array) -> Array:
     return x
 
 
-@_in_float32
-def bent_identity(x: Array) -> Array:
-    square = x * x
-    return x + 0.5 * square / (1.0 + ops.sqrt(1.0 + square))
-
-
-@_in_float32
-def celu(x: Array, alpha: float = 1.0) -> Array:
-    return ops.where(x > 0.0, x, alpha * ops.expm1(_negative_part(x) / alpha))
-
-
-@_in_float32
-def elu(x: Array, alpha: float = 1.0) -> Array:
-    return ops.where(x > 0.0, x, alpha * ops.expm1(_negative_part(x)))
-
-
-@_in_float32
-def gaussian(x: Array) -> Array:
-    return ops.exp(-0.5 * x * x)
-
-
-@_in_float32
-def gelu(x: Array) -> Array:
-    # TensorFlow would take √2 in float32.
-    return 0.5 * x * (1.0 + ops.erf(math.sqrt(0.5) * x))
-
-
-@_in_float32
-def gelu_tanh(x: Array) -> Array:
-    rate = 2.0 * math.sqrt(2.0 / math.pi)
-    return x * ops.sigmoid(rate * x * (1.0 + 0.044715 * x * x))
-
-
-@_in_float32
-def hard_sigmoid(x: Array) -> Array:
-    return ops.relu6(x + 3.0) / 6.0
-
-
-@_in_float32
-def hard_swish(x: Array) -> Array:
-    return x * ops.relu6(x + 3.0) / 6.0
-
-
 def hard_tanh(x: Array) -> Array:
     return ops.clip(x, -1.0, 1.0)
 
 
-@_in_float32
-def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
-    # TensorFlow would take the slope in float32.
-    return ops.where(x > 0.0, x, negative_slope * x)
+def _bent_identity(x: Array) -> Array:
+    square = x * x
+    return x + 0.5 * square / (1.0 + ops.sqrt(1.0 + square))
 
 
-@_in_float32
-def mish(x: Array) -> Array:
-    return x * tanh(softplus(x))
+def _elu(x: Array, alpha: float = 1.0, width: float = 1.0) -> Array:
+    below = ops.where(x > 0.0, ops.zeros_like(x), x)
+    return ops.where(x > 0.0, x, alpha * ops.expm1(below / width))
 
 
-@_in_float32
-def quick_gelu(x: Array) -> Array:
-    return x * ops.sigmoid(1.702 * x)
+def _gelu_tanh(x: Array) -> Array:
+    rate = 2.0 * math.sqrt(2.0 / math.pi)
+    return x * ops.sigmoid(rate * x * (1.0 + 0.044715 * x * x))
 
 
-@_in_float32
-def relu_squared(x: Array) -> Array:
-    return ops.square(ops.relu(x))
-
-
-@_in_float32
-def selu(x: Array) -> Array:
-    # Klambauer et al. 2017, eq. 14, as in `core`.
-    return 1.0507009873554804934 * elu(x, alpha=1.6732632423543772848)
-
-
-@_in_float32
-def soft_shrink(x: Array, lambd: float = 0.5) -> Array:
-    return x - ops.clip(x, -lambd, lambd)
-
-
-@_in_float32
-def softplus(x: Array, beta: float = 1.0) -> Array:
+def _softplus(x: Array, beta: float = 1.0) -> Array:
     # PyTorch's softplus is x itself above 20, where the rest is still 2e-9; this one is exact.
     return -ops.log_sigmoid(-beta * x) / beta
 
 
-@_in_float32
-def softsign(x: Array) -> Array:
-    return x / (1.0 + ops.abs(x))
-
-
-@_in_float32
-def squareplus(x: Array) -> Array:
-    """(x + √(x² + 4)) / 2, on the negative side as 2 / (√(x² + 4) + |x|)."""
+def _squareplus(x: Array) -> Array:
+    # (x + √(x² + 4)) / 2, on the negative side as 2 / (√(x² + 4) + |x|).
     s = ops.sqrt(x * x + 4.0) + ops.abs(x)
     return ops.where(x > 0.0, 0.5 * s, 2.0 / s)
 
 
-@_in_float32
-def tanh_shrink(x: Array) -> Array:
-    return x - tanh(x)
-
-
-def _negative_part(x: Array) -> Array:
-    return ops.where(x > 0.0, ops.zeros_like(x), x)
-
-
-_TABLE: dict[str, Function] = {
+_tanh = _in_full(ops.tanh, "tanh")
+_WIDENED: dict[str, Callable[..., Array]] = {
+    "celu": lambda x, alpha=1.0: _elu(x, alpha, width=alpha),
+    "gaussian": lambda x: ops.exp(-0.5 * x * x),
+    # TensorFlow would take √2, and the slope of leaky ReLU, in float32.
+    "gelu": lambda x: 0.5 * x * (1.0 + ops.erf(math.sqrt(0.5) * x)),
+    "hard_sigmoid": lambda x: ops.relu6(x + 3.0) / 6.0,
+    "hard_swish": lambda x: x * ops.relu6(x + 3.0) / 6.0,
+    "leaky_relu": lambda x, negative_slope=0.01: ops.where(x > 0.0, x, negative_slope * x),
+    "mish": lambda x: x * _tanh(_softplus(x)),
+    "quick_gelu": lambda x: x * ops.sigmoid(1.702 * x),
+    "relu_squared": lambda x: ops.square(ops.relu(x)),
+    # Klambauer et al. 2017, eq. 14, as in `core`.
+    "selu": lambda x: 1.0507009873554804934 * _elu(x, 1.6732632423543772848),
+    "soft_shrink": lambda x, lambd=0.5: x - ops.clip(x, -lambd, lambd),
+    "softsign": lambda x: x / (1.0 + ops.abs(x)),
+    "tanh_shrink": lambda x: x - _tanh(x),
+    "bent_identity": _bent_identity, "elu": _elu, "gelu_tanh": _gelu_tanh, "softplus": _softplus,
+    "squareplus": _squareplus,
+}  # fmt: skip
+_TABLE: dict[str, Callable[..., Array]] = {
     "abs": ops.abs, "asinh": _in_full(ops.arcsinh, "asinh"), "atan": _in_full(ops.arctan, "atan"),
-    "bent_identity": bent_identity, "celu": celu, "cos": _in_full(ops.cos, "cos"), "elu": elu,
-    "erf": ops.erf, "gaussian": gaussian, "gelu": gelu, "gelu_tanh": gelu_tanh,
-    "hard_sigmoid": hard_sigmoid, "hard_swish": hard_swish, "hard_tanh": hard_tanh,
-    "identity": identity, "leaky_relu": leaky_relu, "log_sigmoid": ops.log_sigmoid, "mish": mish,
-    "quick_gelu": quick_gelu, "relu": ops.relu, "relu6": ops.relu6, "relu_squared": relu_squared,
-    "selu": selu, "sigmoid": ops.sigmoid, "silu": ops.silu, "sin": _in_full(ops.sin, "sin"),
-    "soft_shrink": soft_shrink, "softplus": softplus, "softsign": softsign, "square": ops.square,
-    "squareplus": squareplus, "tanh": tanh, "tanh_shrink": tanh_shrink,
+    "cos": _in_full(ops.cos, "cos"), "erf": ops.erf, "hard_tanh": hard_tanh,
+    "identity": identity, "log_sigmoid": ops.log_sigmoid, "relu": ops.relu, "relu6": ops.relu6,
+    "sigmoid": ops.sigmoid, "silu": ops.silu, "sin": _in_full(ops.sin, "sin"),
+    "square": ops.square, "tanh": _tanh,
+    **{name: _widened(name, f) for name, f in _WIDENED.items()},
 }  # fmt: skip
 
 
@@ -203,9 +141,6 @@ def function(name: str | core.Activation, negative_slope: float | None = None) -
     [-1.0, 0.5, 1.0]
     """
     return core.native(core.activation(name, negative_slope), _TABLE)
-
-
-Config = dict[str, object]
 
 
 @keras.saving.register_keras_serializable(package="skipless")
@@ -238,6 +173,7 @@ class ShapedActivation(keras.layers.Layer):
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
         self.supports_masking = True
+        self._named = isinstance(phi, str | core.Activation)
         if isinstance(phi, str | core.Activation):
             known = core.activation(phi)
             self.function, self.phi = function(known), known.name
@@ -245,11 +181,8 @@ class ShapedActivation(keras.layers.Layer):
         else:
             self.function, self.phi = phi, getattr(phi, "__name__", repr(phi))
             self.negative_slope = None
-        self._named = isinstance(phi, str | core.Activation)
-        self.input_scale = float(input_scale)
-        self.input_shift = float(input_shift)
-        self.output_scale = float(output_scale)
-        self.output_shift = float(output_shift)
+        self.input_scale, self.input_shift = float(input_scale), float(input_shift)
+        self.output_scale, self.output_shift = float(output_scale), float(output_shift)
         core.require_constants(f"{type(self).__name__} of {self.phi}", self.constants)
         self.built = True
 
@@ -283,8 +216,9 @@ class ShapedActivation(keras.layers.Layer):
         return slope | {name: getattr(self, name) for name in core.CONSTANTS}
 
     def call(self, x: Array) -> Array:
-        if is_half(x):
-            return ops.cast(self.call(ops.cast(x, "float32")), x.dtype)
+        return in_float32(self._apply, x)
+
+    def _apply(self, x: Array) -> Array:
         if self.input_scale != 1.0:
             x = x * self.input_scale
         if self.input_shift != 0.0:
@@ -341,21 +275,16 @@ class TReLU(ShapedActivation):
 
     @property
     def constants(self) -> dict[str, float]:
-        assert self.negative_slope is not None
-        return {"negative_slope": self.negative_slope, "output_scale": self.output_scale}
+        used = ("negative_slope", "output_scale")
+        return {name: v for name, v in super().constants.items() if name in used}
 
-    def call(self, x: Array) -> Array:
-        if is_half(x):
-            return ops.cast(self.call(ops.cast(x, "float32")), x.dtype)
-        assert self.negative_slope is not None
-        low = self.negative_slope * self.output_scale
+    def _apply(self, x: Array) -> Array:
+        low = self.constants["negative_slope"] * self.output_scale
         return ops.where(x > 0.0, self.output_scale * x, low * x)
 
     def get_config(self) -> Config:
-        config = super().get_config()
-        for name in ("phi", "input_scale", "input_shift", "output_shift"):
-            del config[name]
-        return config | {"negative_slope": self.negative_slope}
+        own = {"output_scale": self.output_scale, "negative_slope": self.negative_slope}
+        return keras.layers.Layer.get_config(self) | own
 
 
 @keras.saving.register_keras_serializable(package="skipless")
@@ -395,13 +324,8 @@ class WeightedAdd(keras.layers.Layer):
         if is_half(terms[0]):
             wide = self.call([ops.cast(term, "float32") for term in terms])
             return ops.cast(wide, terms[0].dtype)
-        scaled = [
-            term if w == 1.0 else term * w for term, w in zip(terms, self.sum_weights, strict=True)
-        ]
-        total = scaled[0]
-        for term in scaled[1:]:
-            total = total + term
-        return total
+        scaled = (x if w == 1.0 else x * w for x, w in zip(terms, self.sum_weights, strict=True))
+        return reduce(operator.add, scaled)
 
     def get_config(self) -> Config:
         return {**super().get_config(), "weights": list(self.sum_weights)}

@@ -6,8 +6,9 @@ the old ones, with other activations and sums and without normalisation.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec
 
 import keras
@@ -22,7 +23,7 @@ from skipless.core.trace import UnsupportedModelError
 from .activations import Function, ShapedActivation, WeightedAdd
 from .init import initializers_for, seed_source
 from .operations import AFFINE, is_stock
-from .record import Call, Tensor, constant_arguments
+from .record import Call, Tensor
 from .trace import Reading, read
 
 P = ParamSpec("P")
@@ -33,10 +34,9 @@ def _method_may_be_second(convert: Callable[P, keras.Model]) -> Callable[P, kera
 
     @wraps(convert)
     def call(*args: P.args, **kwargs: P.kwargs) -> keras.Model:
-        given = list(args)
-        if len(given) == 2 and isinstance(given[1], TAT | DKS | EOC):
+        if len(args) == 2 and isinstance(args[1], TAT | DKS | EOC):
             warn_renamed("convert(model, method)", "convert(model, method=method)")
-            return convert(given[0], method=given[1], **kwargs)  # pyright: ignore[reportCallIssue]
+            return convert(args[0], method=args[1], **kwargs)  # pyright: ignore
         return convert(*args, **kwargs)
 
     return call
@@ -77,19 +77,17 @@ def convert(
     _require_no_probability(reading)
     planned = plan(reading, method, activation, shortcut_weight, clamp)
     solution = planned.solution
-    new_seed, sigmas = seed_source(seed), (solution.sigma_w, solution.sigma_b)
-    copies = LayerCopies(lambda layer, path: initializers_for(layer, path, new_seed, *sigmas))
-
-    def shaped(name: str, dtype: str) -> ShapedActivation:
-        return ShapedActivation.from_solution(solution, function, name=name, dtype=dtype)
-
-    writer = _ModelWriter(reading, copies, shaped)
+    sigmas = (solution.sigma_w, solution.sigma_b)
+    new_seed = seed_source(seed)
+    draw = lambda layer, path: initializers_for(layer, path, new_seed, *sigmas)
+    shaped = partial(ShapedActivation.from_solution, solution, function)
+    writer = _ModelWriter(reading, shaped, draw)
     output, changes = write(planned, writer)
     converted = keras.Model(writer.start, output, name=model.name)
     planned.require_same_maps(read(converted).graph)
     if model.compiled:
         converted.compile_from_config(model.get_compile_config())
-    converted.skipless_report = planned.report(changes, copies.untouched)
+    converted.skipless_report = planned.report(changes, writer.untouched)
     return converted
 
 
@@ -105,16 +103,26 @@ def _require_no_probability(reading: Reading) -> None:
 
 
 class _ModelWriter(Writer[Tensor, Any]):
-    """Writes a Functional model by calling copies of layers on symbolic tensors."""
+    """Writes a Functional model by calling copies of layers on symbolic tensors.
+
+    Each layer and operation is made once, from its configuration. Layers with weights lose their
+    activation, which becomes a layer of its own, and get `initializers` by layer and path.
+    """
 
     def __init__(
-        self, reading: Reading, copies: LayerCopies, shaped: Callable[[str, str], ShapedActivation]
+        self,
+        reading: Reading,
+        shaped: Callable[..., ShapedActivation],
+        initializers: Callable[[Any, str], Mapping[str, object]],
     ) -> None:
-        self.reading, self.copies, self.shaped = reading, copies, shaped
+        self.reading, self.shaped, self.initializers = reading, shaped, initializers
         self.start: Any = None
+        self.untouched: list[str] = []
         self._results: dict[tuple[Call, *tuple[int, ...]], list[Any]] = {}
-        self._activations: dict[tuple[int, str], ShapedActivation] = {}
-        self._with_bias: set[int] = set()
+        self._activations: dict[tuple[object, str], ShapedActivation] = {}
+        self._with_bias: set[object] = set()
+        self._copies: dict[object, Any] = {}
+        self._names: set[str] = set()
 
     def tensors(self) -> Iterator[Tensor]:
         return iter(self.reading.record.tensors)
@@ -126,7 +134,7 @@ class _ModelWriter(Writer[Tensor, Any]):
         return tensor.call.path
 
     def input(self, tensor: Tensor) -> Any:
-        name = self.copies.free(tensor.call.path, "input")
+        name = self._free(tensor.call.path, "input")
         self.start = keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype, name=name)
         return self.start
 
@@ -135,8 +143,8 @@ class _ModelWriter(Writer[Tensor, Any]):
         if call.part == "depthwise":  # the layer is called as a whole, at its second part
             return use(tensor.inputs[0])
         if call.part == "activation":  # the softmax at the end
-            activation: Any = getattr(call.operation, "activation", None)
-            name = self.copies.free(f"{call.path.split('/')[-1]}_activation", call.path)
+            activation = getattr(call.operation, "activation", None)
+            name = self._free(f"{call.path.split('/')[-1]}_activation", call.path)
             layer = layers.Activation(activation, name=name, dtype=tensor.dtype)
             return layer(use(tensor.inputs[0]))
         key = (call, *(id(use(a)) for a in tensor.inputs))
@@ -151,16 +159,16 @@ class _ModelWriter(Writer[Tensor, Any]):
         """
         operation, part = tensor.call.operation, tensor.call.part
         assert operation is not None
-        key = (id(operation), part)
+        key = (operation, part)
         if key not in self._activations:
             suffix = "_activation" if part == "activation" else ""
-            name = self.copies.free(f"{operation.name}{suffix}", f"{tensor.call.path}{suffix}")
-            self._activations[key] = self.shaped(name, tensor.dtype)
+            name = self._free(f"{operation.name}{suffix}", f"{tensor.call.path}{suffix}")
+            self._activations[key] = self.shaped(name=name, dtype=tensor.dtype)
         return self._activations[key](x)
 
     def add(self, tensor: Tensor, terms: Sequence[tuple[float, Any]]) -> Any:
         assert tensor.call.operation is not None
-        name = self.copies.free(tensor.call.operation.name, tensor.call.path)
+        name = self._free(tensor.call.operation.name, tensor.call.path)
         total = WeightedAdd([weight for weight, _ in terms], name=name, dtype=tensor.dtype)
         return total([value for _, value in terms])
 
@@ -169,60 +177,43 @@ class _ModelWriter(Writer[Tensor, Any]):
 
     def give_bias(self, tensor: Tensor) -> bool:
         layer = tensor.call.operation
-        if getattr(layer, "use_bias", True) or id(layer) in self._with_bias:
+        if getattr(layer, "use_bias", True) or layer in self._with_bias:
             return False
-        self._with_bias.add(id(layer))
+        self._with_bias.add(layer)
         return True
 
     def _call(self, call: Call, use: Callable[[Tensor], Any]) -> list[Any]:
-        if any(isinstance(a, keras.Variable) for a in constant_arguments(call)):
+        arguments = keras.tree.flatten((call.args, dict(call.kwargs)))
+        if any(isinstance(a, keras.Variable) for a in arguments):
             raise UnsupportedModelError(
                 f"{call.path} ({type(call.operation).__name__}) computes with a variable of a "
                 "layer of your own, which cannot be re-initialised. Write it as a Dense or "
                 "convolution layer."
             )
+        copied = self._copy_of(call.operation, call.path)
         argument = lambda a: use(a) if isinstance(a, Tensor) else a
-        copied = self.copies.of(call.operation, call.path, id(call.operation) in self._with_bias)
         args: Any = keras.tree.map_structure(argument, call.args)
         kwargs: Any = keras.tree.map_structure(argument, dict(call.kwargs))
         return keras.tree.flatten(copied(*args, **kwargs))
 
-
-class LayerCopies:
-    """Layers and operations made again from their configurations, each once.
-
-    Layers with weights lose their activation, which becomes a layer of its own, and get the
-    initialisers of the theory.
-    """
-
-    def __init__(self, initializers: Callable[[Any, str], Mapping[str, object]]) -> None:
-        self._initializers = initializers  # of a layer and its path
-        self.untouched: list[str] = []
-        self._made: dict[int, Any] = {}
-        self._kept: list[object] = []  # so that no id is given twice
-        self._names: set[str] = set()
-
-    def of(self, operation: Any, path: str, with_bias: bool) -> Any:
-        """The copy of an operation."""
-        if id(operation) not in self._made:
-            self._kept.append(operation)
+    def _copy_of(self, operation: Any, path: str) -> Any:
+        if operation not in self._copies:
             config = operation.get_config()
             if isinstance(operation, layers.Layer):
-                config["name"] = self.free(operation.name, path)
+                config["name"] = self._free(operation.name, path)
             if is_stock(operation, AFFINE):
-                config |= {"activation": None, **self._initializers(operation, path)}
-                config["use_bias"] = config.get("use_bias", True) or with_bias
+                config |= {"activation": None, **self.initializers(operation, path)}
+                config["use_bias"] = config.get("use_bias", True) or operation in self._with_bias
             elif isinstance(operation, layers.Layer) and operation.trainable_variables:
                 self.untouched.append(path)
-            self._made[id(operation)] = type(operation).from_config(config)
-        return self._made[id(operation)]
+            self._copies[operation] = type(operation).from_config(config)
+        return self._copies[operation]
 
-    def free(self, name: str, path: str) -> str:
+    def _free(self, name: str, path: str) -> str:
         """A name that no other layer has: the same, or the whole path, or one with a number."""
-        number, whole = 1, path.replace("/", "_")
-        candidate = name
-        while candidate in self._names:
-            candidate = whole if whole not in self._names else f"{whole}_{number}"
-            number += 1
-        self._names.add(candidate)
-        return candidate
+        whole = path.replace("/", "_")
+        numbered = (f"{whole}_{number}" for number in itertools.count(1))
+        candidates = itertools.chain((name, whole), numbered)
+        free = next(c for c in candidates if c not in self._names)
+        self._names.add(free)
+        return free

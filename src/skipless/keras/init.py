@@ -36,6 +36,8 @@ class _Initializer(keras.initializers.Initializer):
     """An initialiser with a gain and a seed, which draws random matrices."""
 
     distribution: Distribution = "orthogonal"
+    groups = 1
+    _options: Sequence[str] = ()  # attributes that a subclass adds to its configuration
 
     def __init__(self, gain: float = 1.0, *, seed: Seed = None) -> None:
         self.gain = float(gain)
@@ -45,7 +47,21 @@ class _Initializer(keras.initializers.Initializer):
         self.seed = seed if seed is not None else keras.random.SeedGenerator()
 
     def get_config(self) -> Config:
-        return {"gain": self.gain, "seed": keras.saving.serialize_keras_object(self._given)}
+        seed = keras.saving.serialize_keras_object(self._given)
+        own = {name: getattr(self, name) for name in self._options}
+        return {"gain": self.gain, "seed": seed, **own}
+
+    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Array:
+        if len(shape) < 2 or self.groups < 1 or shape[-1] % self.groups:
+            raise ValueError(
+                "A kernel must be of shape (*kernel, in, out), with out a multiple of "
+                f"groups={self.groups}, got {tuple(shape)}"
+            )
+        dtype = keras.backend.standardize_dtype(dtype or keras.config.floatx())
+        return ops.cast(self._draw(shape, dtype), dtype)
+
+    def _draw(self, shape: Sequence[int], dtype: str) -> Array:
+        raise NotImplementedError
 
     def _normal(self, shape: Sequence[int], dtype: str) -> Array:
         wide = "float64" if dtype == "float64" else "float32"
@@ -65,58 +81,51 @@ class _Initializer(keras.initializers.Initializer):
 
 @keras.saving.register_keras_serializable(package="skipless")
 class GaussianFanIn(_Initializer):
-    r"""Independent weights from $\mathcal N(0, \mathrm{gain}^2 / k)$ (eq. 1).
-
-    $k$ is the number of weights that each output has: in / groups · kernel size.
+    r"""Weights from $\mathcal N(0, \mathrm{gain}^2 / k)$ (eq. 1), for $k$ of them an output.
 
     >>> weight = ops.convert_to_numpy(GaussianFanIn(seed=0)((400, 500)))
     >>> round(400 * float((weight**2).mean()), 1)
     1.0
     """
 
-    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Array:
-        dtype = _require_kernel(shape, dtype)
-        scale = self.gain / math.sqrt(max(math.prod(shape[:-1]), 1))
-        return ops.cast(scale * self._normal(shape, dtype), dtype)
+    def _draw(self, shape: Sequence[int], dtype: str) -> Array:
+        return self.gain / math.sqrt(max(math.prod(shape[:-1]), 1)) * self._normal(shape, dtype)
 
 
 @keras.saving.register_keras_serializable(package="skipless")
 class ScaledUniformOrthogonal(_Initializer):
-    r"""Weights of the scale-corrected uniform orthogonal distribution (SUO).
+    """Weights of the distribution of `skipless.torch.scaled_uniform_orthogonal_`.
 
-    `skipless.torch.scaled_uniform_orthogonal_` defines it. A convolution is a matrix from all that
-    its kernel covers, one for each group. This is right for kernels of size 1 and patches that do
-    not overlap; others need `DeltaOrthogonal`.
+    A convolution is a matrix from all that its kernel covers, one for each group: right for kernels
+    of size 1 and patches that do not overlap. Others need `DeltaOrthogonal`.
 
     >>> weight = ScaledUniformOrthogonal(seed=0)((3, 6))
     >>> bool(ops.max(ops.abs(weight @ ops.transpose(weight) - 2.0 * ops.eye(3))) < 1e-5)
     True
     """
 
+    _options = ("groups",)
+
     def __init__(self, gain: float = 1.0, *, groups: int = 1, seed: Seed = None) -> None:
         super().__init__(gain, seed=seed)
         self.groups = groups
 
-    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Array:
-        dtype = _require_kernel(shape, dtype, self.groups)
-        inputs, outputs = math.prod(shape[:-1]), shape[-1] // self.groups
-        blocks = self._matrices(self.groups, outputs, inputs, dtype)
-        return ops.cast(ops.reshape(_side_by_side(blocks), tuple(shape)), dtype)
+    def _draw(self, shape: Sequence[int], dtype: str) -> Array:
+        return ops.reshape(self._blocks(math.prod(shape[:-1]), shape[-1], dtype), tuple(shape))
 
-    def get_config(self) -> Config:
-        return super().get_config() | {"groups": self.groups}
+    def _blocks(self, inputs: int, outputs: int, dtype: str) -> Array:
+        """The matrices of all groups, side by side: (inputs, outputs)."""
+        blocks = self._matrices(self.groups, outputs // self.groups, inputs, dtype)
+        return ops.reshape(ops.transpose(blocks, (1, 0, 2)), (inputs, outputs))
 
 
 @keras.saving.register_keras_serializable(package="skipless")
 class DeltaOrthogonal(ScaledUniformOrthogonal):
-    """Weights of a convolution, zero but for one SUO matrix at the centre of the kernel.
+    """Weights of a convolution: `ScaledUniformOrthogonal` at one tap, for each group, else 0.
 
-    `skipless.torch.delta_` says why. Each group has a matrix of its own. A kernel without spatial
-    axes, as that of `Dense`, is all centre.
-
-    An even kernel has no centre; of its two middle taps the first, (size - 1) // 2, is taken, which
-    reads the location itself under `padding="same"`. With a dilation d no tap of an even kernel
-    does: the nearest is taken, and the first d // 2 locations see only padding. `tap` names
+    `skipless.torch.delta_` says why. The tap is the centre of the kernel, of an even one the first
+    of the two middle taps, which under `padding="same"` reads the location itself. With a dilation
+    d no tap of an even kernel does, and the first d // 2 locations see only padding. `tap` names
     another, by its index along each axis of the kernel: a causal convolution needs its last,
     (size - 1,).
 
@@ -124,6 +133,8 @@ class DeltaOrthogonal(ScaledUniformOrthogonal):
     >>> int((weight != 0.0).sum()), bool((weight[1, 1] != 0.0).all())
     (16, True)
     """
+
+    _options = ("groups", "tap")
 
     def __init__(
         self,
@@ -136,15 +147,16 @@ class DeltaOrthogonal(ScaledUniformOrthogonal):
         super().__init__(gain, groups=groups, seed=seed)
         self.tap = None if tap is None else tuple(tap)
 
-    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Array:
-        dtype = _require_kernel(shape, dtype, self.groups)
+    def _draw(self, shape: Sequence[int], dtype: str) -> Array:
         *kernel, inputs, outputs = shape
-        place = _centre(kernel) if self.tap is None else _require_tap(self.tap, kernel)
-        blocks = self._matrices(self.groups, outputs // self.groups, inputs, dtype)
-        return ops.cast(_at_taps(_side_by_side(blocks), kernel, [(i, 1) for i in place]), dtype)
-
-    def get_config(self) -> Config:
-        return super().get_config() | {"tap": self.tap}
+        tap = _centre(kernel) if self.tap is None else self.tap
+        inside = [0 <= i < size for i, size in zip(tap, kernel, strict=False)]
+        if len(tap) != len(kernel) or not all(inside):
+            raise ValueError(
+                f"tap must be an index along each axis of the kernel {tuple(kernel)}, from 0 on, "
+                f"got {tap}"
+            )
+        return _at_taps(self._blocks(inputs, outputs, dtype), kernel, tap)
 
 
 @keras.saving.register_keras_serializable(package="skipless")
@@ -158,26 +170,25 @@ class DepthwiseDelta(_Initializer):
     ([0.0, 1.0], 8)
     """
 
-    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Array:
-        dtype = _require_kernel(shape, dtype)
+    def _draw(self, shape: Sequence[int], dtype: str) -> Array:
         *kernel, channels, multiplier = shape
         rows = self._matrices(channels, multiplier, 1, dtype)
-        taps = [(i, 1) for i in _centre(kernel)]
-        return ops.cast(_at_taps(rows[:, 0, :], kernel, taps), dtype)
+        return _at_taps(rows[:, 0, :], kernel, _centre(kernel))
 
 
 @keras.saving.register_keras_serializable(package="skipless")
 class TransposedDelta(_Initializer):
-    """Weights of a transposed convolution, zero but for one SUO matrix at the middle taps.
+    """Weights of a transposed convolution, as of `skipless.torch.transposed_delta_`.
 
-    As under `skipless.torch.transposed_delta_`, as many taps as the stride hold it, here from
-    (size - stride) // 2 on. Under `padding="same"` every location is reached; under `"valid"` there
-    is a border of zeros if the kernel is larger than the stride.
+    The taps begin at (size - stride) // 2. Under `padding="same"` every location is reached; under
+    `"valid"` there is a border of zeros if the kernel is larger than the stride.
 
     >>> up = keras.layers.Conv1DTranspose(8, 4, 2, "same", kernel_initializer=TransposedDelta(2))
     >>> bool(ops.all(ops.abs(ops.mean(up(ops.ones((1, 5, 8))) ** 2, axis=-1) - 1.0) < 1e-5))
     True
     """
+
+    _options = ("strides",)
 
     def __init__(
         self, strides: int | Sequence[int] = 1, gain: float = 1.0, *, seed: Seed = None
@@ -185,84 +196,61 @@ class TransposedDelta(_Initializer):
         super().__init__(gain, seed=seed)
         self.strides = strides if isinstance(strides, int) else tuple(strides)
 
-    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Array:
-        dtype = _require_kernel(shape, dtype)
+    def _draw(self, shape: Sequence[int], dtype: str) -> Array:
         *kernel, outputs, inputs = shape
         each = self.strides
         strides = (each,) * len(kernel) if isinstance(each, int) else each
-        if len(strides) != len(kernel) or any(s > k for s, k in zip(strides, kernel, strict=True)):
-            raise ValueError(
-                f"A transposed convolution with kernel {tuple(kernel)} and strides {strides} "
-                "cannot reach all locations and would leave q = 0 at others. Use a kernel at least "
-                "as large as the stride."
-            )
+        _require_no_gaps("A transposed convolution", kernel, strides, (1,) * len(kernel))
         matrix = self._matrices(1, outputs, inputs, dtype)[0]
-        taps = [((size - s) // 2, s) for size, s in zip(kernel, strides, strict=True)]
-        return ops.cast(_at_taps(ops.transpose(matrix), kernel, taps), dtype)
-
-    def get_config(self) -> Config:
-        return super().get_config() | {"strides": self.strides}
+        first = [(size - step) // 2 for size, step in zip(kernel, strides, strict=True)]
+        return _at_taps(ops.transpose(matrix), kernel, first, strides)
 
 
-def _require_kernel(shape: Sequence[int], dtype: str | None, groups: int = 1) -> str:
-    if len(shape) < 2 or groups < 1 or shape[-1] % groups:
-        raise ValueError(
-            "A kernel must be of shape (*kernel, in, out), with out a multiple of "
-            f"groups={groups}, got {tuple(shape)}"
+def _require_no_gaps(
+    where: str, kernel: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
+) -> None:
+    axes = zip(kernel, strides, dilation, strict=False)
+    gaps = any(size < step or math.gcd(step, space) > 1 for size, step, space in axes)
+    if gaps or len(strides) != len(kernel):
+        raise UnsupportedModelError(
+            f"{where} with kernel {tuple(kernel)}, strides {tuple(strides)} and dilation "
+            f"{tuple(dilation)} cannot reach all locations and would leave q = 0 at others. Use a "
+            "kernel at least as large as the stride, and no dilation."
         )
-    return keras.backend.standardize_dtype(dtype or keras.config.floatx())
 
 
-def _centre(kernel: Sequence[int]) -> tuple[int, ...]:
+def _centre(kernel: Sequence[int]) -> Sequence[int]:
     return tuple((size - 1) // 2 for size in kernel)
 
 
-def _require_tap(tap: tuple[int, ...], kernel: Sequence[int]) -> tuple[int, ...]:
-    inside = [0 <= i < size for i, size in zip(tap, kernel, strict=False)]
-    if len(tap) != len(kernel) or not all(inside):
-        raise ValueError(
-            f"tap must be an index along each axis of the kernel {tuple(kernel)}, from 0 on, got "
-            f"{tap}"
-        )
-    return tap
-
-
-def _side_by_side(blocks: Array) -> Array:
-    """The matrices of groups, (groups, k, m), as one of shape (k, groups · m)."""
-    groups, inputs, outputs = blocks.shape
-    return ops.reshape(ops.transpose(blocks, (1, 0, 2)), (inputs, groups * outputs))
-
-
-def _at_taps(matrix: Array, kernel: Sequence[int], taps: Sequence[tuple[int, int]]) -> Array:
-    """`matrix` at those taps (the first, and how many) of each axis of a kernel, else zeros."""
+def _at_taps(
+    matrix: Array, kernel: Sequence[int], first: Sequence[int], number: Sequence[int] | None = None
+) -> Array:
+    """`matrix` at so many taps, one unless given, of each axis of a kernel, from `first` on."""
+    number = number or (1,) * len(kernel)
     block = ops.reshape(matrix, (*(1 for _ in kernel), *matrix.shape))
-    block = ops.tile(block, (*(number for _, number in taps), 1, 1))
-    around = [
-        (first, size - first - number) for size, (first, number) in zip(kernel, taps, strict=True)
-    ]
-    return ops.pad(block, (*around, (0, 0), (0, 0))) if kernel else block
+    block = ops.tile(block, (*number, 1, 1))
+    around = [(i, size - i - n) for size, i, n in zip(kernel, first, number, strict=True)]
+    return ops.pad(block, (*around, (0, 0), (0, 0)))
 
 
 class _AllDepthwiseTaps(_Initializer):
     """All taps of a depthwise convolution, a matrix for each channel."""
 
-    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Array:
-        dtype = _require_kernel(shape, dtype)
+    def _draw(self, shape: Sequence[int], dtype: str) -> Array:
         *kernel, channels, multiplier = shape
         blocks = self._matrices(channels, multiplier, math.prod(kernel), dtype)
-        return ops.cast(ops.reshape(ops.transpose(blocks, (1, 0, 2)), tuple(shape)), dtype)
+        return ops.reshape(ops.transpose(blocks, (1, 0, 2)), tuple(shape))
 
 
-class _AllTransposedTaps(_Initializer):
+class _AllTransposedTaps(TransposedDelta):
     """All taps of a transposed convolution; those that reach one location are a matrix."""
 
-    strides: tuple[int, ...] = ()
-
-    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Array:
-        dtype = _require_kernel(shape, dtype)
+    def _draw(self, shape: Sequence[int], dtype: str) -> Array:
         whole = np.zeros(tuple(shape))
-        for first in itertools.product(*map(range, self.strides)):
-            part = whole[tuple(slice(i, None, s) for i, s in zip(first, self.strides, strict=True))]
+        steps = np.atleast_1d(self.strides)
+        for first in itertools.product(*map(range, steps)):
+            part = whole[tuple(slice(i, None, s) for i, s in zip(first, steps, strict=True))]
             *taps, outputs, inputs = part.shape
             matrix = self._matrices(1, outputs, inputs * math.prod(taps), dtype)[0]
             values = np.asarray(ops.convert_to_numpy(matrix)).reshape(*taps, inputs, outputs)
@@ -285,31 +273,26 @@ def initializers_for(
     seed = new_seed()
     found: dict[str, Any] = {"bias_initializer": keras.initializers.Zeros()}
     if sigma_b:
-        bias = keras.initializers.RandomNormal(stddev=sigma_b, seed=new_seed())
-        found["bias_initializer"] = bias
-    depthwise = DepthwiseDelta if delta else _AllDepthwiseTaps
-    if isinstance(layer, SEPARABLE):
+        found["bias_initializer"] = keras.initializers.RandomNormal(stddev=sigma_b, seed=new_seed())
+    if isinstance(layer, (*DEPTHWISE, *SEPARABLE)):
+        depthwise = DepthwiseDelta if delta else _AllDepthwiseTaps
         found["depthwise_initializer"] = depthwise(sigma_w, seed=seed)
-        found["pointwise_initializer"] = ScaledUniformOrthogonal(sigma_w, seed=new_seed())
-    elif isinstance(layer, DEPTHWISE):
-        found["depthwise_initializer"] = depthwise(sigma_w, seed=seed)
+        if isinstance(layer, SEPARABLE):
+            found["pointwise_initializer"] = ScaledUniformOrthogonal(sigma_w, seed=new_seed())
     elif isinstance(layer, TRANSPOSED):
-        _require_no_gaps(layer, path)
-        kernel = TransposedDelta(layer.strides, sigma_w, seed=seed)
-        if not delta:
-            kernel = _AllTransposedTaps(sigma_w, seed=seed)
-            kernel.strides = tuple(layer.strides)
+        of_path = f"{path}, a transposed convolution,"
+        _require_no_gaps(of_path, layer.kernel_size, layer.strides, layer.dilation_rate)
+        transposed = TransposedDelta if delta else _AllTransposedTaps
+        found["kernel_initializer"] = transposed(layer.strides, sigma_w, seed=seed)
+    elif isinstance(layer, CONVOLUTIONS) and delta:
+        # Causal padding is all in front, so that the last tap reads the location itself.
+        causal = layer.padding == "causal"
+        tap = [size - 1 for size in layer.kernel_size] if causal else None
+        kernel = DeltaOrthogonal(sigma_w, groups=layer.groups, tap=tap, seed=seed)
         found["kernel_initializer"] = kernel
-    elif isinstance(layer, CONVOLUTIONS):
-        kernel = ScaledUniformOrthogonal(sigma_w, groups=layer.groups, seed=seed)
-        if delta:
-            # Causal padding is all in front, so that the last tap reads the location itself.
-            causal = layer.padding == "causal"
-            tap = tuple(size - 1 for size in layer.kernel_size) if causal else None
-            kernel = DeltaOrthogonal(sigma_w, groups=layer.groups, tap=tap, seed=seed)
-        found["kernel_initializer"] = kernel
-    elif isinstance(layer, layers.Dense):
-        found["kernel_initializer"] = ScaledUniformOrthogonal(sigma_w, seed=seed)
+    elif isinstance(layer, (layers.Dense, *CONVOLUTIONS)):
+        groups = getattr(layer, "groups", 1)
+        found["kernel_initializer"] = ScaledUniformOrthogonal(sigma_w, groups=groups, seed=seed)
     else:
         raise UnsupportedModelError(
             f"{path} ({type(layer).__name__}) has weights of a shape that the theory's "
@@ -330,13 +313,11 @@ def initialize_(
     delta: bool = True,
     seed: int | None = None,
 ) -> list[str]:
-    r"""Paths of the variables left as they were, after drawing all others in place.
+    """Paths of the variables left as they were, after drawing all others in place.
 
-    Dense layers and convolutions of all kinds get weights with gain `sigma_w`, and biases from
-    $\mathcal N(0, \sigma_b^2)$. Normalisation layers are reset: scale 1, shift 0, no running
-    statistics. All else, such as embeddings, `EinsumDense` or the slope of `PReLU`, is left alone.
-    The arguments are those of `skipless.torch.initialize_`; a `seed` makes the weights
-    reproducible.
+    Dense layers and convolutions of all kinds are drawn, and normalisation layers reset, as by
+    `skipless.torch.initialize_`. All else, such as embeddings, `EinsumDense` or the slope of
+    `PReLU`, is left alone. A `seed` makes the weights reproducible.
 
     >>> dense, slope = keras.layers.Dense(4), keras.layers.PReLU(name="slope")
     >>> initialize_(keras.Sequential([keras.Input((4,)), dense, slope], name="net"), seed=0)
@@ -366,11 +347,8 @@ def initialize_(
 
 
 _FRESH = {
-    "gamma": keras.initializers.Ones(),
-    "scale": keras.initializers.Ones(),
-    "beta": keras.initializers.Zeros(),
-    "moving_mean": keras.initializers.Zeros(),
-    "moving_variance": keras.initializers.Ones(),
+    **dict.fromkeys(("gamma", "scale", "moving_variance"), keras.initializers.Ones()),
+    **dict.fromkeys(("beta", "moving_mean"), keras.initializers.Zeros()),
 }
 
 
@@ -386,14 +364,3 @@ def _variable(layer: Any, initializer: str) -> Any:
     if part == "bias":
         return layer.bias if layer.use_bias else None
     return getattr(layer, f"{part}_kernel" if isinstance(layer, SEPARABLE) else "kernel")
-
-
-def _require_no_gaps(layer: Any, path: str) -> None:
-    axes = zip(layer.kernel_size, layer.strides, layer.dilation_rate, strict=True)
-    if any(size < step or math.gcd(step, space) > 1 for size, step, space in axes):
-        raise UnsupportedModelError(
-            f"{path}, a transposed convolution with kernel {layer.kernel_size}, strides "
-            f"{layer.strides} and dilation {layer.dilation_rate}, cannot reach all locations and "
-            "would leave q = 0 at others. Use a kernel at least as large as the stride, and no "
-            "dilation."
-        )

@@ -1,7 +1,6 @@
 """The kernel of a real network: empirical q and c values, beside what the theory predicts.
 
-They are those of `skipless.torch.measure`. The recorded calls run one by one, and only these
-numbers are kept.
+They are those of `skipless.torch.measure`. The recorded calls run one by one.
 """
 
 # To a type checker, operations of Keras may return None.
@@ -10,8 +9,8 @@ numbers are kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -51,7 +50,7 @@ def measure(
     core.require_batch_of_pairs(tuple(inputs.shape))
     replay = Replay(read(model, inputs), example=inputs)
     draw = draw or partial(initialize_, **core.sigmas(core.known_solution(model)))
-    with _draws(model, seeds, draw) as draws:
+    with closing(_draws(model, seeds, draw)) as draws:
         q, c = core.stack([replay.run(inputs) for _ in draws])
     return Measurement.of(replay.graph, q, c)
 
@@ -69,9 +68,8 @@ def check(
 ) -> Check:
     """What `solution` predicts for `model`, beside what is measured, at every node of its graph.
 
-    The arguments are those of `skipless.torch.check`, which says what finite widths do. A model
-    needs an `example`, a batch of inputs or its shape, only if it leaves sizes open or is not
-    built. It keeps its weights.
+    The arguments are those of `skipless.torch.check`. Only a model that leaves sizes open or is not
+    built needs an `example`, a batch of inputs or its shape. It keeps its weights.
 
     >>> from skipless import Graph, TAT, solve
     >>> from skipless.keras import ShapedActivation
@@ -85,7 +83,7 @@ def check(
     samples = core.batch_size(cosines, pairs)
     replay = Replay(read(model, example), samples, example)
     draw = partial(initialize_, distribution=distribution, **core.sigmas(solution))
-    with _draws(model, seeds, draw) as draws:
+    with closing(_draws(model, seeds, draw)) as draws:
         return core.check(replay, solution, draws, cosines, pairs, tolerance)
 
 
@@ -97,9 +95,7 @@ def pair_inputs(
     channel_axis: int = -1,
     seed: int | None = None,
 ) -> Array:
-    """A batch of random pairs of samples of `shape`, of q value 1 and of that `cosine`.
-
-    Both are exact at every location, as those of `skipless.torch.pair_inputs`.
+    """A batch of random pairs of samples of `shape`, as `skipless.torch.pair_inputs` makes them.
 
     >>> x = pair_inputs((4, 4, 3), pairs=2, cosine=-0.5)
     >>> tuple(x.shape), bool(ops.all(ops.abs(ops.mean(x[0] * x[1], axis=-1) + 0.5) < 1e-6))
@@ -119,8 +115,9 @@ class Replay:
         self._start = self._tensors[0][0]
         self.channel_axis = self._axes[self._start].channels[0] - 1
         self._stand_in = _stand_in(self._record.input, samples, example)
-        values = dict(self._values(self._stand_in, None, until=self._start))
-        self.start_shape = tuple(values[self._start].shape[1:])
+        values = self._values(self._stand_in)
+        start = next(value for tensor, value in values if tensor is self._start)
+        self.start_shape = tuple(start.shape[1:])
 
     def __call__(self, start: np.ndarray, weights: None) -> tuple[np.ndarray, np.ndarray]:
         """The q and c values of shape (live nodes, pairs), from this `start` of the graph on."""
@@ -136,7 +133,7 @@ class Replay:
         return core.values_at_nodes(self.graph, self._tensors, seen)
 
     def _values(
-        self, inputs: Array, start: np.ndarray | None, until: Tensor | None = None
+        self, inputs: Array, start: np.ndarray | None = None
     ) -> Iterator[tuple[Tensor, Any]]:
         values: dict[Tensor, Any] = {}
         results: dict[Call, list[Any]] = {}
@@ -150,8 +147,6 @@ class Replay:
                     results[tensor.call] = _results_of(tensor.call, values)
                 values[tensor] = results[tensor.call][tensor.index]
             yield tensor, values[tensor]
-            if tensor is until:
-                return
 
 
 def _stand_in(start: Tensor, samples: int, example: object) -> np.ndarray:
@@ -210,22 +205,17 @@ def _kernel(value: Array, axes: Axes, samples: int) -> tuple[np.ndarray, np.ndar
     return (q_1 + q_2).mean(axis=1) / 2.0, c
 
 
-@contextmanager
 def _draws(
     model: keras.Model, seeds: int | Iterable[int] | None, draw: Callable[..., object]
-) -> Iterator[Iterator[None]]:
+) -> Generator[None]:
     """Once for every seed, with the weights drawn from it; afterwards the weights are as before."""
-
-    def each() -> Iterator[None]:
-        for seed in () if seeds is None else core.seed_numbers(seeds):
-            draw(model, seed=seed)
-            yield
-        if seeds is None:
-            yield
-
+    if seeds is None:
+        yield
+        return
     before = model.get_weights()
     try:
-        yield each()
+        for seed in core.seed_numbers(seeds):
+            draw(model, seed=seed)
+            yield
     finally:
-        if seeds is not None:
-            model.set_weights(before)
+        model.set_weights(before)

@@ -9,7 +9,7 @@ from keras import ops
 
 from skipless._deprecated import renamed_arguments, warn_renamed
 
-from .activations import Array, Config, is_half
+from .activations import Array, Config, in_float32
 
 
 @renamed_arguments(axis="channel_axis")
@@ -20,18 +20,21 @@ def normalize_per_location(
 
     $$x \mapsto \sqrt{\frac{d + 1}{\|x\|^2 + h^2}}\; (x_1, \ldots, x_d, h)$$
 
-    The homogeneous coordinate $h$ keeps the length of $x$. **The output has one channel more than
-    the input.** With `homogeneous=None` it does not, and locations of zeros stay zero.
+    `skipless.torch.normalize_per_location` says why. **The output has one channel more than the
+    input**, but not with `homogeneous=None`.
 
     >>> y = normalize_per_location(ops.array([[0.0, 0.0, 0.0], [0.0, 0.0, 3.0]]))
     >>> ops.convert_to_numpy(y)[0].tolist()
     [0.0, 0.0, 0.0, 2.0]
     """
-    wide = ops.cast(x, "float32") if is_half(x) else x
-    if homogeneous is not None:
-        first = ops.take(wide, ops.array([0]), axis=channel_axis)
-        wide = ops.concatenate([wide, ops.full_like(first, homogeneous)], axis=channel_axis)
-    return ops.cast(_scale_to_unit_q(wide, (channel_axis,)), x.dtype)
+
+    def normalize(wide: Array) -> Array:
+        if homogeneous is not None:
+            first = ops.take(wide, ops.array([0]), axis=channel_axis)
+            wide = ops.concatenate([wide, ops.full_like(first, homogeneous)], axis=channel_axis)
+        return _scale_to_unit_q(wide, (channel_axis,))
+
+    return in_float32(normalize, x)
 
 
 def normalize_per_sample(x: Array, *, start_axis: int = 1) -> Array:
@@ -48,8 +51,7 @@ def normalize_per_sample(x: Array, *, start_axis: int = 1) -> Array:
             f"x needs an axis {start_axis} for the numbers of a sample, got shape "
             f"{tuple(x.shape)}. For a single sample without a batch, set start_axis=0."
         )
-    wide = ops.cast(x, "float32") if is_half(x) else x
-    return ops.cast(_scale_to_unit_q(wide, axes), x.dtype)
+    return in_float32(lambda wide: _scale_to_unit_q(wide, axes), x)
 
 
 @keras.saving.register_keras_serializable(package="skipless")
@@ -66,8 +68,7 @@ class PerLocationNormalization(keras.layers.Layer):
         channel_axis: int = -1,
         homogeneous: float | None = 1.0,
         *,
-        axis: int
-        | None = None,  # the old name; Keras reads this signature, so it stays undecorated
+        axis: int | None = None,  # the old name; Keras reads this signature: no decorator
         name: str | None = None,
         dtype: str | keras.DTypePolicy | None = None,
         trainable: bool = True,
@@ -86,9 +87,8 @@ class PerLocationNormalization(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         shape = list(input_shape)
-        channels = shape[self.channel_axis]
-        if channels is not None and self.homogeneous is not None:
-            shape[self.channel_axis] = channels + 1
+        if (channels := shape[self.channel_axis]) is not None:
+            shape[self.channel_axis] = channels + (self.homogeneous is not None)
         return tuple(shape)
 
     def get_config(self) -> Config:
@@ -97,10 +97,10 @@ class PerLocationNormalization(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: Config) -> Self:
-        own = dict(config)
-        if "axis" in own:  # in files of release 0.1
-            own["channel_axis"] = own.pop("axis")
-        return super().from_config(own)
+        # Files of release 0.1 have an "axis".
+        return super().from_config(
+            {"channel_axis" if k == "axis" else k: v for k, v in config.items()}
+        )
 
 
 def _scale_to_unit_q(x: Array, axes: tuple[int, ...]) -> Array:

@@ -9,7 +9,7 @@ called on symbolic tensors to see which operations it is made of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -71,8 +71,7 @@ def record_calls(model: keras.Model, example: object = None) -> tuple[list[Tenso
             "leads from one to the other."
         )
     (start,), recorder = inputs, _Recorder()
-    first = Tensor(Call(None, start.name), _shape(start), _dtype(start))
-    recorder.tensors.append(first)
+    first = recorder.add(Call(None, start.name), start)
     (last,) = recorder.walk(outputs, {id(start): first}, "")
     return recorder.tensors, last
 
@@ -145,19 +144,19 @@ class _Recorder:
         name = f"{path}{operation.name}"
         if not is_stock(operation, AFFINE):
             call = Call(operation, name, "whole", args, kwargs)
-            return [self._add(call, t, i) for i, t in enumerate(outputs)]
+            return [self.add(call, t, i) for i, t in enumerate(outputs)]
         return [self._layer(operation, name, args, kwargs, outputs[0])]
 
     def _layer(self, layer: Any, name: str, args: Any, kwargs: Any, output: Any) -> Tensor:
         """A layer with weights, in parts."""
         part: Part = "whole"
         if is_stock(layer, SEPARABLE):
-            first = self._add(Call(layer, name, "depthwise", args, kwargs), output)
+            first = self.add(Call(layer, name, "depthwise", args, kwargs), output)
             args, part = (first, *args[1:]), "pointwise"
-        result = self._add(Call(layer, name, part, args, kwargs), output)
+        result = self.add(Call(layer, name, part, args, kwargs), output)
         if layer.activation is None or layer.activation is keras.activations.linear:
             return result
-        return self._add(Call(layer, name, "activation", (result,)), output)
+        return self.add(Call(layer, name, "activation", (result,)), output)
 
     def _trace_custom_layer(
         self, layer: Any, args: Any, kwargs: Any, outputs: Sequence[Any], path: str
@@ -170,43 +169,37 @@ class _Recorder:
                 f"layers, and Keras does not record what it calls. {_WRITE_IT_OUT}"
             )
         symbols: dict[int, Tensor] = {}
-        symbolic_args: Any
-        named: Any
 
         def symbol(a: object) -> object:
             if not isinstance(a, Tensor):
                 return a
             made = keras.KerasTensor(a.shape, a.dtype)
             symbols[id(made)] = a
-            keep.append(made)
             return made
 
-        keep: list[keras.KerasTensor] = []  # so that no id is given twice
+        symbolic_args: Any = keras.tree.map_structure(symbol, args)
+        named: Any = keras.tree.map_structure(symbol, kwargs)
         try:
-            symbolic_args, named = (keras.tree.map_structure(symbol, a) for a in (args, kwargs))
             inner = keras.tree.flatten(layer.call(*symbolic_args, **named))
-            unchanged = all(id(t) in symbols for t in inner)
-            symbolic = all(isinstance(t, keras.KerasTensor) for t in inner)
+            if not all(isinstance(t, keras.KerasTensor) for t in inner):
+                raise TypeError("it computes arrays")
         except Exception as error:  # whatever a user's code may raise on symbolic tensors
-            raise _unreadable_layer(name, layer) from error
-        if not symbolic:
-            raise _unreadable_layer(name, layer)
-        if unchanged:  # outside of training, as stochastic depth: then it stays as it is
+            raise UnsupportedModelError(
+                f"{name} ({type(layer).__name__}) is not made of keras.ops, so it cannot be read. "
+                "Write it with keras.ops, or as layers that Keras has."
+            ) from error
+        if all(
+            id(t) in symbols for t in inner
+        ):  # outside of training, as stochastic depth: then it stays as it is
             call = Call(layer, name, "whole", args, kwargs)
-            return [self._add(call, t, i) for i, t in enumerate(outputs)]
+            return [self.add(call, t, i) for i, t in enumerate(outputs)]
         return self.walk(inner, symbols, f"{name}/")
 
-    def _add(self, call: Call, like: keras.KerasTensor, index: int = 0) -> Tensor:
-        tensor = Tensor(call, _shape(like), _dtype(like), index)
+    def add(self, call: Call, like: keras.KerasTensor, index: int = 0) -> Tensor:
+        dtype = keras.backend.standardize_dtype(like.dtype)
+        tensor = Tensor(call, tuple(like.shape), dtype, index)
         self.tensors.append(tensor)
         return tensor
-
-
-def _unreadable_layer(name: str, layer: object) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{name} ({type(layer).__name__}) is not made of keras.ops, so it cannot be read. Write it "
-        "with keras.ops, or as layers that Keras has."
-    )
 
 
 def _is_known(layer: layers.Layer) -> bool:
@@ -215,17 +208,3 @@ def _is_known(layer: layers.Layer) -> bool:
         return False
     home = str(getattr(type(layer).call, "__module__", ""))
     return home.startswith("keras.src.layers") or is_stock(layer, _OURS)
-
-
-def _shape(tensor: keras.KerasTensor) -> tuple[int | None, ...]:
-    return tuple(tensor.shape)
-
-
-def _dtype(tensor: keras.KerasTensor) -> str:
-    return keras.backend.standardize_dtype(tensor.dtype)
-
-
-def constant_arguments(call: Call) -> Iterator[object]:
-    """The arguments of a call that are not recorded tensors."""
-    flat = keras.tree.flatten((call.args, dict(call.kwargs)))
-    return (a for a in flat if not isinstance(a, Tensor))

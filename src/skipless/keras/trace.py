@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,17 +23,13 @@ from skipless.core import record as rec
 from skipless.core import trace as core
 from skipless.core.activations import Array
 from skipless.core.graph import Graph
-from skipless.core.record import Recorded, UnsupportedModelError
+from skipless.core.record import Recorded
 
 from . import operations as kinds
 from .activations import ShapedActivation, WeightedAdd
 from .normalize import PerLocationNormalization
 from .operations import channels, is_stock, op_name, unsupported
 from .record import Call, Tensor, record_calls
-
-__all__ = ["Description", "Reading", "UnsupportedModelError", "read", "trace"]
-
-Step = core.Step[Tensor]
 
 # Also in float64, backends round some constants to float32, as TensorFlow the √2 of GELU; and in
 # float32 there may be a hundred roundings. GELU and its tanh form differ by 5e-5.
@@ -131,9 +128,9 @@ class Description(Recorded[Tensor]):
             return _move(tensor)
         activates = is_stock(called, (ShapedActivation, *kinds.ACTIVATIONS))
         if activates or tensor.call.part == "activation":
-            if _function(tensor) is keras.activations.glu:
+            if _function(tensor.call) is keras.activations.glu:
                 return unsupported(tensor.call.path, called, "Glu")
-            if isinstance(_function(tensor), ShapedActivation):
+            if isinstance(_function(tensor.call), ShapedActivation):
                 return rec.ShapedCall((inputs[0],))
             return rec.Pointwise(inputs, type(called).__name__)
         if is_stock(called, kinds.AFFINE) or name in kinds.OP_AFFINE:
@@ -167,9 +164,7 @@ def _move(tensor: Tensor, approximate: str = "") -> rec.Move[Tensor]:
 def _layer(tensor: Tensor) -> rec.Layer[Tensor]:
     layer: Any = tensor.call.operation
     inputs, part = tuple(tensor.inputs), tensor.call.part
-    number, depthwise = channels(layer)
-    if part == "depthwise":
-        number, depthwise = 1, layer.depth_multiplier == 1
+    number, depthwise = channels(layer, part)
     if (letters := _einsum(tensor, inputs[0])) is not None:
         before, after = letters
         summed = [axis for axis, letter in enumerate(before) if letter not in after]
@@ -211,9 +206,9 @@ def _evaluate(call: Call, sources: Mapping[Tensor, Array]) -> Any:
 
 def _called_function(call: Call) -> Callable[..., Any]:
     """The operation on tensors of any type, which a layer would round to its own."""
-    operation: Any = call.operation
-    if call.part == "activation" or isinstance(operation, layers.Activation):
-        return operation.activation
+    operation = _function(call)
+    if operation is not call.operation:
+        return operation
     if isinstance(operation, layers.PReLU):
         slope = _uniform_number(operation.alpha)
         return lambda x: ops.where(x > 0.0, x, slope * x)
@@ -247,33 +242,25 @@ def _float64() -> Iterator[None]:
     table = getattr(dtypes, "BIT64_TO_BIT32_DTYPE", {})
     before = dict(table)
     table["float64"] = "float64"
-    wide = contextlib.nullcontext()
-    if keras.backend.backend() == "jax":
-        import jax
-
-        wide = jax.enable_x64(True)
+    of_jax = keras.backend.backend() == "jax"
     try:
-        with wide:
+        with sys.modules["jax"].enable_x64(True) if of_jax else contextlib.nullcontext():
             yield
     finally:
         table.update(before)
 
 
-def _function(tensor: Tensor) -> object:
-    operation: Any = tensor.call.operation
-    if tensor.call.part == "activation" or isinstance(operation, layers.Activation):
+def _function(call: Call) -> Any:
+    operation: Any = call.operation
+    if call.part == "activation" or isinstance(operation, layers.Activation):
         return operation.activation
     return operation
 
 
 def _is_softmax(tensor: Tensor) -> bool:
-    operation = tensor.call.operation
-    return (
-        is_stock(operation, (layers.Softmax,))
-        or op_name(operation) in kinds.OP_SOFTMAX
-        or any(_function(tensor) is function for function in kinds.SOFTMAX_FUNCTIONS)
-        or isinstance(_function(tensor), layers.Softmax)
-    )
+    function = _function(tensor.call)
+    known = isinstance(function, layers.Softmax) or function in kinds.SOFTMAX_FUNCTIONS
+    return known or op_name(tensor.call.operation) in kinds.OP_SOFTMAX
 
 
 def _weights(tensor: Tensor, number: int) -> list[float] | None:
