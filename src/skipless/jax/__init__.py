@@ -20,13 +20,7 @@ from skipless.core.measure import Check, Measurement
 from skipless.core.trace import UnsupportedModelError
 
 from .activations import Shaped, function, shaped
-from .init import (
-    delta,
-    gaussian_fan_in,
-    initialize,
-    scaled_uniform_orthogonal,
-    transposed_delta,
-)
+from .init import delta, gaussian_fan_in, initialize, scaled_uniform_orthogonal, transposed_delta
 from .measure import check, measure, pair_inputs
 from .normalize import normalize_per_location, normalize_per_sample
 from .trace import trace

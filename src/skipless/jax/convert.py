@@ -1,8 +1,7 @@
 """A Flax NNX model shaped in one line: convert(model, example, method) -> model.
 
-Activations that the modules of a model hold, as attributes or in lists, tuples and dictionaries,
-are found by trying them out, and replaced. What `__call__` writes out cannot be replaced from
-outside; it is refused.
+Activations that modules hold, as attributes or in lists, tuples and dictionaries, are found by
+trying them out, and replaced. What `__call__` writes out cannot be replaced; it is refused.
 """
 
 from __future__ import annotations
@@ -225,10 +224,8 @@ def initialize_(
 ) -> tuple[list[str], list[str]]:
     """Re-initialise `model`; returns names of parameters left alone, and of layers given biases.
 
-    Dense layers get weights by `scaled_uniform_orthogonal`, convolutions by `delta`, with the gain
-    `sigma_w` of `solution`; biases are normal with its `sigma_b`. With `add_biases`, layers without
-    biases get some. A parameter that layers share is drawn once. Layers made many at once, by
-    `nnx.vmap`, are drawn one by one.
+    With `add_biases`, layers without biases get some. A parameter that layers share is drawn once;
+    layers made many at once, by `nnx.vmap`, are drawn one by one.
 
     >>> from skipless import Graph, solve
     >>> model = nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.PReLU())
@@ -340,18 +337,12 @@ def convert(
 ) -> Model:
     """A copy of `model`, shaped by `method`; its `skipless_report` says what was changed.
 
-    - Normalisation layers become `Identity`, and layers without biases then get some.
-    - Every activation that a module holds becomes the `ShapedActivation` that `solve` finds: a
-      `TReLU` under TAT, or the shaped `activation`.
-    - Dense layers and convolutions are re-initialised.
+    It is changed as by `skipless.torch.convert`, whose arguments these are. `rngs`, by default
+    `nnx.Rngs(0)`, draws the weights. Normalisation layers become `Identity`.
 
-    Sums stay as they are written, and must be normalised: `w * x + sqrt(1 - w**2) * branch(x)`,
-    with the shortcut starting before an activation. A model with other sums, or with activations
-    that it does not hold, is refused with advice.
-
-    The arguments are those of `skipless.torch.convert`. `shortcut_weight` must be None if the model
-    has sums: they are in the code of `__call__`. `rngs`, by default `nnx.Rngs(0)`, draws the
-    weights.
+    Sums stay as they are written in `__call__`, so `shortcut_weight` must be None if there are any.
+    They must be normalised: `w * x + sqrt(1 - w**2) * branch(x)`, with the shortcut starting before
+    an activation. Other sums, and activations that no module holds, are refused with advice.
     """
     if not isinstance(model, nnx.Module):
         found = f"the class {model.__name__}" if isinstance(model, type) else repr(model)
@@ -365,8 +356,7 @@ def convert(
     held = replace(model, is_activation, Placeholder)
     _require_all_held(_trace_with(model, example, lambda x: x), type(model).__name__)
     graph = _trace_with(model, example, jnp.tanh)
-    _require_kept_sums(graph, shortcut_weight)
-    _require_normalised(graph)
+    _require_normalised(graph, shortcut_weight)
     graph = normalise_sums(graph)  # in float64, that is
     solution = solve(graph, method, activation, clamp=clamp)
     is_placeholder = lambda value: isinstance(value, Placeholder)
@@ -412,9 +402,8 @@ def _trace_with(model: nnx.Module, example: ArrayLike, function: Function) -> Gr
 
 def _require_all_held(graph: Graph, name: str) -> None:
     """Raise if `graph` has activations, although all that modules hold are the identity."""
-    nodes = [graph.nodes[i] for i in sorted(graph.live)]
-    left = [node.origin for node in nodes if isinstance(node, Nonlinearity)]
-    if left:
+    live = [graph.nodes[i] for i in sorted(graph.live)]
+    if left := [node.origin for node in live if isinstance(node, Nonlinearity)]:
         places = ", ".join(dict.fromkeys(filter(None, left)))
         raise UnsupportedModelError(
             f"{len(left)} activations of {name} are written in __call__ and not held by a module"
@@ -423,16 +412,14 @@ def _require_all_held(graph: Graph, name: str) -> None:
         )
 
 
-def _require_kept_sums(graph: Graph, shortcut_weight: float | None) -> None:
-    sums = [node for i, node in enumerate(graph.nodes) if i in graph.live and isinstance(node, Sum)]
-    if shortcut_weight is not None and sums:
+def _require_normalised(graph: Graph, shortcut_weight: float | None) -> None:
+    live = [graph.nodes[index] for index in sorted(graph.live)]
+    where = next((node.origin for node in live if isinstance(node, Sum)), None)
+    if shortcut_weight is not None and where is not None:
         raise UnsupportedModelError(
-            f"shortcut_weight must be None, got {shortcut_weight:g}: the sum at {sums[0].origin} "
-            "is in the code of the model. Write w * x + sqrt(1 - w**2) * branch(x) there."
+            f"shortcut_weight must be None, got {shortcut_weight:g}: the sum at {where} is in the "
+            "code of the model. Write w * x + sqrt(1 - w**2) * branch(x) there."
         )
-
-
-def _require_normalised(graph: Graph) -> None:
     if to_residual_form(graph) != graph:
         raise UnsupportedModelError(
             "A shortcut starts behind an activation and ends before the next one, as in "
@@ -443,7 +430,6 @@ def _require_normalised(graph: Graph) -> None:
     for index, node in enumerate(graph.nodes):
         terms = zip((parts[i] for i in inputs_of(node)), getattr(node, "weights", ()), strict=False)
         parts.append(combine(terms) if isinstance(node, Sum) else {index: 1.0})
-    live = [graph.nodes[index] for index in sorted(graph.live)]
     # A sum of sums is one, which counts where something else reads it, or where the model ends.
     read = [i for node in live if not isinstance(node, Sum) for i in inputs_of(node)]
     for i in (*read, graph.output):

@@ -66,11 +66,7 @@ def scaled_uniform_orthogonal(
 
 
 def gaussian_fan_in(
-    gain: float = 1.0,
-    in_axis: Axis = -2,
-    out_axis: Axis = -1,
-    *,
-    dtype: DTypeLike | None = None,
+    gain: float = 1.0, in_axis: Axis = -2, out_axis: Axis = -1, *, dtype: DTypeLike | None = None
 ) -> Initializer:
     r"""Initialiser by $\mathcal N(0, \mathrm{gain}^2 / k)$ (eq. 1) for $k$ weights an output.
 

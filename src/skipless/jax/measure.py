@@ -41,10 +41,7 @@ class Replay:
         return self.run(self._example, weights, jnp.asarray(start, self._example.dtype))
 
     def run(
-        self,
-        inputs: jax.Array,
-        weights: Mapping[Tensor, object],
-        start: jax.Array | None = None,
+        self, inputs: jax.Array, weights: Mapping[Tensor, object], start: jax.Array | None = None
     ) -> tuple[Array, Array]:
         """The same for these `inputs` of the function."""
         record, samples = self._reading.record, len(inputs)

@@ -78,20 +78,16 @@ Values = npt.NDArray[np.float64]
 _Function = Callable[..., npt.ArrayLike]
 
 
-def _convert(x: Values, *, new_dtype: npt.DTypeLike, **_: object) -> Values:
-    kind = np.dtype(new_dtype).kind
+def _convert(x: Values, dtype: npt.DTypeLike) -> Values:
+    kind = np.dtype(dtype).kind
     if kind == "b":
         return (x != 0.0).astype(np.float64)
     return np.trunc(x) if kind in "iu" else x
 
 
-def _round(x: Values, *, rounding_method: int = 0, **_: object) -> Values:
-    to_even = int(rounding_method) == 1
+def _round(x: Values, method: int) -> Values:
+    to_even = int(method) == 1
     return np.round(x) if to_even else np.trunc(x + np.copysign(0.5, x))
-
-
-def _plain(function: _Function) -> _Function:
-    return lambda *arguments, **_: function(*arguments)
 
 
 # They return their input, perhaps in another type.
@@ -99,8 +95,8 @@ UNCHANGED = {"convert_element_type", "reduce_precision", "real"}
 _ARITHMETIC: dict[str, _Function] = {
     "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
 }  # fmt: skip
-_NUMPY: dict[str, _Function] = {
-    **_ARITHMETIC,
+_FUNCTIONS: dict[str, _Function] = {
+    **_ARITHMETIC, **dict.fromkeys(UNCHANGED, np.positive),
     "neg": np.negative, "max": np.maximum, "min": np.minimum, "abs": np.abs, "sign": np.sign,
     "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log1p": np.log1p,
     "sqrt": np.sqrt, "cbrt": np.cbrt, "square": np.square, "pow": np.power, "rem": np.fmod,
@@ -112,16 +108,12 @@ _NUMPY: dict[str, _Function] = {
     "ceil": np.ceil, "is_finite": np.isfinite, "eq": np.equal, "ne": np.not_equal,
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "xor": np.logical_xor,
+    "select_n": lambda which, *cases: np.choose(which.astype(int), cases),
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "integer_pow": lambda x, power: np.power(x, float(power)),
+    "convert_element_type": _convert, "round": _round,
 }  # fmt: skip
-_FUNCTIONS: dict[str, _Function] = {
-    **{name: _plain(function) for name, function in _NUMPY.items()},
-    **dict.fromkeys(UNCHANGED, _plain(np.positive)),
-    "convert_element_type": _convert,
-    "integer_pow": lambda x, *, y, **_: np.power(x, float(y)),
-    "select_n": lambda which, *cases, **_: np.choose(which.astype(int), cases),
-    "clamp": lambda low, x, high, **_: np.minimum(np.maximum(x, low), high),
-    "round": _round,
-}
+_PARAMETERS = {"convert_element_type": "new_dtype", "round": "rounding_method", "integer_pow": "y"}
 ARITHMETIC = frozenset(_ARITHMETIC)
 POINTWISE = frozenset(_FUNCTIONS)
 
@@ -133,7 +125,8 @@ def evaluate(name: str, parameters: Mapping[str, Any], arguments: Sequence[Value
     [8.0]
     """
     with np.errstate(all="ignore"):  # what a `select_n` does not take may be anything
-        result = _FUNCTIONS[name](*np.broadcast_arrays(*arguments), **parameters)
+        parameter = [parameters[_PARAMETERS[name]]] if name in _PARAMETERS else []
+        result = _FUNCTIONS[name](*np.broadcast_arrays(*arguments), *parameter)
     return np.asarray(result, dtype=np.float64)
 
 

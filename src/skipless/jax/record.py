@@ -1,13 +1,11 @@
 """A function as one flat list of operations: calls, branches and loops over layers written out.
 
-JAX records a function as a jaxpr, in which compiled functions, custom derivatives, checkpoints and
-scans are nested. Here each is replaced by what it does, so every array is an argument, or the
-output of one primitive operation.
+In a jaxpr, compiled functions, custom derivatives, checkpoints and scans are nested. Here each is
+replaced by what it does, so every array is an argument, or the output of one primitive operation.
 
 JAX keeps the Python frames under which an operation was recorded. The innermost one outside of
 libraries is the user's line. A frame of a known layer, such as `BatchNorm.__call__`, makes the
-operation a part of that layer: a `Region` is one such call, many operations in the record and one
-to the theory.
+operation a part of that layer: a `Region` is one such call, one operation to the theory.
 """
 
 from __future__ import annotations
@@ -68,17 +66,15 @@ class Location:
 
     def __str__(self) -> str:
         """The path of modules, if their library records it, with the user's line."""
-        line = self.line
-        if self.scope:
-            return f"{self.scope} ({line})" if line else self.scope
-        return line or "the model itself"
+        if self.scope and self.line:
+            return f"{self.scope} ({self.line})"
+        return self.scope or self.line or "the model itself"
 
     @property
     def frames(self) -> Sequence[tuple[CodeType, int]]:
         """Its Python frames, innermost first, each with its place in the bytecode."""
-        return (
-            () if self.traceback is None else tuple(zip(*self.traceback.raw_frames(), strict=True))
-        )
+        columns = () if self.traceback is None else self.traceback.raw_frames()
+        return tuple(zip(*columns, strict=True))
 
     @property
     def line(self) -> str:
@@ -279,22 +275,18 @@ class _Recorder:
                 return self._call(called, inputs, location)
             if name == "scan" and not any(t.signal for t in _scanned_inputs(parameters, inputs)):
                 return self._scan(parameters, inputs, location)
-            if name == "cond" and (index := self._branch(inputs[0])) is not None:
+            index: Any = self._known(inputs[0]) if name == "cond" and not inputs[0].signal else None
+            if index is not None and not np.ndim(index):
                 branches = parameters["branches"]
-                chosen = branches[min(max(index, 0), len(branches) - 1)]
+                chosen = branches[min(max(int(index), 0), len(branches) - 1)]
                 return self._call(chosen, inputs[1:], location)
         run = partial(_bind, equation.primitive, parameters)
         avals = [variable.aval for variable in equation.outvars]
         return self._append(name, inputs, parameters, run, location, avals)
 
-    def _branch(self, index: Tensor) -> int | None:
-        value = None if index.signal else self._known(index)
-        return None if value is None or np.ndim(value) else int(value)  # pyright: ignore
-
     def _call(self, called: Any, inputs: Sequence[Tensor], location: Location) -> list[Tensor]:
         self._calls += 1
-        jaxpr = getattr(called, "jaxpr", called)
-        function = getattr(getattr(jaxpr, "debug_info", None), "func_src_info", None) or ""
+        function = getattr(called, "jaxpr", called).debug_info.func_src_info or ""
         inside, here = location.inside(function, self._calls)
         return self.inline(called, inputs, inside, here=here)
 
@@ -372,30 +364,22 @@ def _bind(primitive: Any, parameters: Mapping[str, Any], *arrays: object) -> Seq
 
 @dataclass(eq=False)
 class Region:
-    """The operations of one library call, the tensors it reads, and those of it read outside."""
+    """The operations of one library call, the tensors that it reads, and the one that it computes.
+
+    All else that is read outside of it, such as a running mean, is a statistic.
+    """
 
     kind: CallKind
     sources: list[Tensor] = field(default_factory=list[Tensor])
     operations: list[Operation] = field(default_factory=list[Operation])
-    exits: list[Tensor] = field(default_factory=list[Tensor])
-
-    @property
-    def result(self) -> Tensor | None:
-        """The tensor that the call computes; all others, such as a running mean, are statistics.
-
-        It has the shape of what the call reads, but a normalised input may have one channel more.
-        """
-        rank = len(self.sources[0].shape)
-        shapes = [tensor for tensor in self.exits if tensor.shape == self.sources[0].shape]
-        ranks = [tensor for tensor in self.exits if len(tensor.shape) == rank]
-        return next(reversed(shapes or ranks or self.exits), None)
+    result: Tensor | None = None
 
 
 def find_regions(record: FlatProgram) -> Mapping[Operation, Region]:
     """The region of every operation that belongs to one.
 
-    Operations belong to one call if they were recorded under the same frames and read each other's
-    results: a loop may call several layers from one line, even on the same tensor.
+    Its operations were recorded under the same frames and read each other's results: a loop may
+    call several layers from one line, even on the same tensor.
     """
     found: dict[Operation, Region] = {}
     calls: dict[Operation, object] = {}
@@ -418,10 +402,14 @@ def find_regions(record: FlatProgram) -> Mapping[Operation, Region]:
     for region in dict.fromkeys(found.values()):
         region.sources = list(dict.fromkeys(region.sources))
         inside = set(region.operations)
-        region.exits = [
+        exits = [
             tensor
-            for op in region.operations
-            for tensor in op.outputs
+            for op in reversed(region.operations)
+            for tensor in reversed(op.outputs)
             if tensor in record.outputs or not inside.issuperset(record.users.get(tensor, ()))
         ]
+        # It has the shape of what is read, but a normalised input may have one channel more.
+        shape = region.sources[0].shape
+        likeness = [(t.shape == shape) + (len(t.shape) == len(shape)) for t in exits]
+        region.result = exits[np.argmax(likeness)] if exits else None
     return found

@@ -120,16 +120,13 @@ class Replay:
         self.start_shape = tuple(start.shape[1:])
 
     def __call__(self, start: np.ndarray, weights: None) -> tuple[np.ndarray, np.ndarray]:
-        """The q and c values of shape (live nodes, pairs), from this `start` of the graph on."""
+        """The q and c values from this `start` of the graph on."""
         return self.run(self._stand_in, start)
 
     def run(self, inputs: Array, start: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The same for these `inputs` of the model."""
-        seen = {
-            tensor: _kernel(value, self._axes[tensor], len(inputs))
-            for tensor, value in self._values(inputs, start)
-            if tensor in self._axes
-        }
+        values = ((t, value) for t, value in self._values(inputs, start) if t in self._axes)
+        seen = {tensor: _kernel(value, self._axes[tensor], len(inputs)) for tensor, value in values}
         return core.values_at_nodes(self.graph, self._tensors, seen)
 
     def _values(
@@ -199,9 +196,8 @@ def _kernel(value: Array, axes: Axes, samples: int) -> tuple[np.ndarray, np.ndar
     q_1, q_2 = np.mean(first**2, axis=2), np.mean(second**2, axis=2)
     with np.errstate(invalid="ignore", divide="ignore"):
         c_pl = np.mean(first * second, axis=2) / np.sqrt(q_1 * q_2)
-    known = ~np.isnan(c_pl)
-    count = np.where(known.any(axis=1), known.sum(axis=1), np.nan)
-    c = np.where(known, np.clip(c_pl, -1.0, 1.0), 0.0).sum(axis=1) / count
+        known = ~np.isnan(c_pl)
+        c = np.where(known, np.clip(c_pl, -1.0, 1.0), 0.0).sum(axis=1) / known.sum(axis=1)
     return (q_1 + q_2).mean(axis=1) / 2.0, c
 
 

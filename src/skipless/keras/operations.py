@@ -64,7 +64,6 @@ OP_MOVES = {
     "SpaceToDepth", "Unstack", "Take", "Rot90", "PadImages", "CropImages", "View", "SaturateCast",
 }  # fmt: skip
 OP_APPROXIMATE_MOVES = {"MaxPool", "AdaptiveMaxPool", "Resize"}
-OP_ARITHMETIC = {"Add", "Subtract", "Multiply", "Divide", "TrueDivide"}
 OP_POINTWISE = {
     "Relu", "Relu6", "Sigmoid", "SparseSigmoid", "Softplus", "Softsign", "SoftShrink", "SparsePlus",
     "Silu", "Squareplus", "LogSigmoid", "LeakyRelu", "HardSigmoid", "HardSilu", "Elu", "Selu",

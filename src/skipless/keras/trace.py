@@ -1,7 +1,6 @@
 """A Keras model as the theory sees it: trace(model) -> Graph.
 
-`record` lists the calls of a Functional or Sequential model, `Description` says what each of them
-is, and `core.trace` reads that.
+`record` lists the calls of a model, `Description` says what each is, `core.trace` reads that.
 """
 
 from __future__ import annotations
@@ -38,13 +37,10 @@ _CLOSE_IN_FLOAT32 = 1e-5
 
 # With Python's operators numbers keep their digits, which Keras would round to float32 on PyTorch.
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "Add": operator.add,
-    "Subtract": operator.sub,
-    "Multiply": operator.mul,
-    "Divide": operator.truediv,
-    "TrueDivide": operator.truediv,
-}
-_ELEMENTWISE = kinds.OP_ARITHMETIC | kinds.OP_POINTWISE
+    "Add": operator.add, "Subtract": operator.sub, "Multiply": operator.mul,
+    **dict.fromkeys(("Divide", "TrueDivide"), operator.truediv),
+}  # fmt: skip
+_ELEMENTWISE = _ARITHMETIC.keys() | kinds.OP_POINTWISE
 _PERMUTATIONS = {"Transpose", "Permute", "Swapaxes", "Moveaxis"}
 _MEANS = {"Mean", "Average"}
 _MANY = 2**6 * 3**3 * 5 * 7  # locations, which most numbers divide
@@ -54,11 +50,8 @@ def trace(model: keras.Model, example: object = None) -> Graph:
     """The graph of a Functional or Sequential `model`, each node with the name of its layer.
 
     Models inside it are read as if they were written out. A softmax at the end belongs to the loss.
-    Otherwise it is as `skipless.torch.trace`.
-
-    Args:
-        model: A Functional or Sequential model; it is left as it is.
-        example: An input, or its shape. Only a Sequential model that is not built needs it.
+    Otherwise it is as `skipless.torch.trace`. Only a Sequential model that is not built needs an
+    `example`, an input or its shape.
 
     >>> dense = lambda: keras.layers.Dense(4, activation="relu")
     >>> trace(keras.Sequential([keras.Input((3,)), dense(), dense()])) == Graph.chain(2)
@@ -142,8 +135,8 @@ class Description(Recorded[Tensor]):
         if isinstance(called, WeightedAdd) and is_stock(called, (WeightedAdd,)):
             return rec.WeightedSum(inputs, called.sum_weights)
         if is_stock(called, (*kinds.MERGES, *kinds.RESCALINGS)) or name in _ELEMENTWISE:
-            affine = is_stock(called, kinds.RESCALINGS) or name in kinds.OP_ARITHMETIC
-            weights = _weights(tensor, len(inputs))
+            affine = is_stock(called, kinds.RESCALINGS) or name in _ARITHMETIC
+            weights = _weights(called, len(inputs))
             return rec.Pointwise(inputs, type(called).__name__, weights, affine)
         if ".image_preprocessing." in type(called).__module__:  # augmentation
             return rec.Preparation(inputs, unsupported(tensor.call.path, called).message)
@@ -217,10 +210,9 @@ def _called_function(call: Call) -> Callable[..., Any]:
         return lambda x: x * scale + offset
     if (exact := _ARITHMETIC.get(op_name(operation))) is not None:
         return exact
-    for kind, merge in kinds.MERGES.items():
-        if isinstance(operation, kind):
-            return lambda terms: merge(*terms)
-    return operation.call
+    merges = (merge for kind, merge in kinds.MERGES.items() if isinstance(operation, kind))
+    merge = next(merges, None)
+    return operation.call if merge is None else lambda terms: merge(*terms)
 
 
 def _uniform_number(constant: object) -> float:
@@ -263,15 +255,13 @@ def _is_softmax(tensor: Tensor) -> bool:
     return known or op_name(tensor.call.operation) in kinds.OP_SOFTMAX
 
 
-def _weights(tensor: Tensor, number: int) -> list[float] | None:
-    operation, name = tensor.call.operation, op_name(tensor.call.operation)
+def _weights(operation: object, number: int) -> list[float] | None:
+    name = op_name(operation)
     if isinstance(operation, layers.Add) or name == "Add":
         return [1.0] * number
     if isinstance(operation, layers.Subtract) or name == "Subtract":
         return [1.0, -1.0]
-    if isinstance(operation, layers.Average):
-        return [1.0 / number] * number
-    return None
+    return [1.0 / number] * number if isinstance(operation, layers.Average) else None
 
 
 def _returns_its_input(operation: object) -> bool:
@@ -284,7 +274,6 @@ def _returns_its_input(operation: object) -> bool:
 def _axis_map(tensor: Tensor, source: Tensor) -> rec.AxisMap:
     operation: Any = tensor.call.operation
     name, rank = type(operation).__name__, len(source.shape)
-    before, after = _sizes(source.shape, tensor.shape)
     if name in _PERMUTATIONS:
         distinct = keras.KerasTensor(tuple(range(2, 2 + rank)))
         shape = tuple(operation.compute_output_spec(distinct).shape)
@@ -292,11 +281,11 @@ def _axis_map(tensor: Tensor, source: Tensor) -> rec.AxisMap:
     if name == "GetItem":
         sizes, key = [size or 1 for size in source.shape], tensor.call.args[1]
         return rec.AxisMap(tuple(_kept(sizes, key, axis) for axis in range(rank)))
-    pooled, dropped = _pooled(tensor, source), ()
-    if len(after) < rank:
-        one = name in ("Take", "Unstack")
-        dropped = (operation.axis % rank,) if one else pooled
-    padded = _padded(operation, rank)
+    pooled, padded = _pooled(tensor, source), _padded(operation, rank)
+    dropped = [operation.axis % rank] if name in ("Take", "Unstack") else pooled
+    before, after = _sizes(source.shape, tensor.shape)
+    if len(after) >= rank:
+        dropped = ()
     return rec.AxisMap.between(before, after, dropped=dropped, pooled=pooled, padded=padded)
 
 
@@ -313,17 +302,17 @@ def _pooled(tensor: Tensor, source: Tensor) -> list[int]:
     return [axis for axis, size in zip(locations, windows, strict=True) if size != 1]
 
 
-def _padded(operation: Any, rank: int) -> list[int]:
+def _padded(operation: Any, rank: int) -> Sequence[int]:
     if op_name(operation) == "Pad" and operation.mode == "constant":
         amounts = np.broadcast_to(operation.pad_width, (rank, 2))
-        return [axis for axis, amount in enumerate(amounts) if amount.any()]
+        return np.flatnonzero(amounts.any(axis=1)).tolist()
     pads = type(operation).__name__.startswith(("ZeroPadding", "PadImages"))
-    return _locations(operation, rank) if pads else []
+    return _locations(operation, rank) if pads else ()
 
 
-def _locations(operation: object, rank: int) -> list[int]:
+def _locations(operation: object, rank: int) -> Sequence[int]:
     first = getattr(operation, "data_format", None) == "channels_first"
-    return list(range(2, rank) if first else range(1, rank - 1))
+    return range(2, rank) if first else range(1, rank - 1)
 
 
 def _einsum(layer: Tensor, source: Tensor) -> tuple[str, str] | None:
