@@ -1,8 +1,7 @@
 """Every φ of `core` as a function of JAX arrays, and shaped: φ̂ between two affine maps.
 
-They keep the type of their input; half precision is computed in float32 and rounded once. Each is
-built from operations that JAX differentiates any number of times, with the slopes of `core` where φ
-has a kink.
+They keep the type of their input; half precision is computed in float32 and rounded once. JAX
+differentiates them any number of times, with the slopes of `core` at kinks.
 """
 
 from __future__ import annotations
@@ -121,9 +120,8 @@ class Shaped:
 
     $$\hat\varphi(x) = s_o \left(\varphi(s_i\, x + b_i) + b_o\right)$$
 
-    The constants are Python numbers, which JAX applies in the precision of `x`. Half precision is
-    computed in float32 and rounded once. Equal ones are the same to `jax.jit`, and they can be
-    pickled if their function can.
+    The constants are Python numbers, which JAX applies in the precision of `x`. Equal ones are the
+    same to `jax.jit`, and they can be pickled if their function can.
 
     >>> half = Shaped(function("tanh"), 0.5, 0.0, 0.5, 1.0)
     >>> bool(jnp.allclose(half(0.3), function("sigmoid")(0.3)))
@@ -163,9 +161,7 @@ class Shaped:
 def shaped(solution: Solution, function: Function | None = None) -> Shaped:
     """The φ̂ of `solution` as a function of arrays, which can be jitted, mapped and differentiated.
 
-    Args:
-        solution: What `solve` returned.
-        function: φ in JAX arrays; needed if φ is an `Activation` of your own.
+    `function` is φ in JAX arrays; needed if φ is an `Activation` of your own.
 
     >>> from skipless import DKS, Graph, solve
     >>> tanh = solve(Graph.chain(50), DKS(), "tanh")

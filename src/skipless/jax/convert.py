@@ -49,7 +49,7 @@ class ShapedActivation(nnx.Module):
     $$\hat\varphi(x) = s_o \left(\varphi(s_i\, x + b_i) + b_o\right)$$
 
     φ is a name, an `Activation`, or a function of arrays. The constants are `Constant`s: saved,
-    restored, split and merged with the model, but left alone by whatever takes `nnx.Param`.
+    restored, split and merged with the model, but no `nnx.Param`s.
 
     >>> half = ShapedActivation("tanh", 0.5, 0.0, 0.5, 1.0)
     >>> bool(jnp.allclose(half(0.3), function("sigmoid")(0.3)))

@@ -116,7 +116,7 @@ def delta(
                 f"{tuple(place)}."
             )
         matrices = layout.orthogonal(key, layout.inputs, gain, dtype)
-        return layout.place_at_taps(matrices, place, (1,) * len(place))
+        return layout.place(matrices, [slice(i, i + 1) for i in place])
 
     return _initializer(draw, gain, in_axis, out_axis, feature_group_count, dtype)
 
@@ -159,9 +159,9 @@ def transposed_delta(
                 "as the stride."
             )
         # JAX pads by (size + stride - 1) // 2 in front; transpose_kernel turns the kernel round.
-        first = tuple((number + (not transpose_kernel)) // 2 for number in spare)
+        first = [(number + (not transpose_kernel)) // 2 for number in spare]
         matrices = layout.orthogonal(key, layout.inputs, gain, dtype)
-        return layout.place_at_taps(matrices, first, steps)
+        return layout.place(matrices, [slice(i, i + n) for i, n in zip(first, steps, strict=True)])
 
     return _initializer(draw, gain, in_axis, out_axis, 1, dtype)
 
@@ -188,11 +188,10 @@ class _Layout:
         sizes = [self.shape[axis] for axis in self.order]
         return weights.reshape(sizes).transpose(*np.argsort(self.order))
 
-    def place_at_taps(self, matrices: Array, first: Sequence[int], number: Sequence[int]) -> Array:
-        """Weights that are `matrices` at so many taps from `first` on, and zero elsewhere."""
-        window = tuple(slice(i, i + n) for i, n in zip(first, number, strict=True))
-        spread = matrices.reshape(*matrices.shape, *(1 for _ in self.taps))
+    def place(self, matrices: Array, window: Sequence[slice]) -> Array:
+        """Weights that are `matrices` at the taps in this `window`, and zero elsewhere."""
         weights = jnp.zeros((*matrices.shape, *self.taps), matrices.dtype)
+        spread = matrices.reshape(*matrices.shape, *(1 for _ in self.taps))
         return self.arrange(weights.at[(..., *window)].set(spread))
 
 

@@ -37,7 +37,7 @@ class Replay:
         self.channel_axis = reading.axes[self._start].channels[0] - 1
 
     def __call__(self, start: np.ndarray, weights: Mapping[Tensor, object]) -> tuple[Array, Array]:
-        """The q and c values of shape (live nodes, pairs), from this `start` of the graph on."""
+        """The q and c values from this `start` of the graph on."""
         return self.run(self._example, weights, jnp.asarray(start, self._example.dtype))
 
     def run(

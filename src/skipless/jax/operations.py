@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from skipless.core.record import AxisMap, Layer, axes_after_reshape
+from skipless.core.record import AxisMap, Layer
 
 from .record import Operation, Tensor
 
@@ -132,31 +132,28 @@ def evaluate(name: str, parameters: Mapping[str, Any], arguments: Sequence[Value
 
 def axis_map(op: Operation, source: Tensor, result: Tensor) -> AxisMap:
     """What `op`, which moves numbers or sums over places, does to the axes of `source`."""
-    before, after = source.shape, result.shape
-    to = (tuple(_new_axes(op, before, after, axis)) for axis in range(len(before)))
-    config = op.parameters["padding_config"] if op.name == "pad" else ()
-    # A negative number takes some away.
-    padded = (axis for axis, numbers in enumerate(config) if max(numbers) > 0)
-    return AxisMap(tuple(to), frozenset(_pooled_axes(op)), frozenset(padded))
-
-
-def _new_axes(
-    op: Operation, before: Sequence[int], after: Sequence[int], axis: int
-) -> Sequence[int]:
+    before, after, parameters = source.shape, result.shape, op.parameters
     match op.name:
         case "transpose":
-            return (list(op.parameters["permutation"]).index(axis),)
+            return AxisMap(
+                tuple((axis,) for axis in np.argsort(parameters["permutation"]).tolist())
+            )
         case "broadcast_in_dim":
-            return (op.parameters["broadcast_dimensions"][axis],)
-        case "reshape":
-            return axes_after_reshape(before, after, axis)
-        case "reduce_sum" | "reduce_max":
-            dropped = op.parameters["axes"]
+            return AxisMap(tuple((axis,) for axis in parameters["broadcast_dimensions"]))
+        case "gather":
+            same = range(len(after))
+            return AxisMap(tuple((axis,) if axis in same else () for axis in range(len(before))))
         case "squeeze":
-            dropped = op.parameters["dimensions"]
+            dropped = parameters["dimensions"]
+        case "reduce_sum" | "reduce_max":
+            dropped = parameters["axes"]
         case _:
-            return (axis,) if axis < len(after) else ()
-    return () if axis in dropped else (axis - sum(d < axis for d in dropped),)
+            dropped = ()
+    config = parameters["padding_config"] if op.name == "pad" else ()
+    # A negative number takes some away.
+    padded = [axis for axis, numbers in enumerate(config) if max(numbers) > 0]
+    pooled = _pooled_axes(op)
+    return AxisMap.between(before, after, dropped=dropped, pooled=pooled, padded=padded)
 
 
 def _pooled_axes(op: Operation) -> list[int]:

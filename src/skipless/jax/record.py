@@ -53,14 +53,11 @@ _JAX_FUNCTIONS = re.compile(r"/jax/_src/(nn|numpy|scipy|random|image|lax/(?!cont
 
 @dataclass(frozen=True)
 class Location:
-    """Where an operation was recorded: its frames, the named scopes around it, the call it is in.
-
-    Each time a compiled function or the body of a loop is written out, it is another `call`.
-    """
+    """Where an operation was recorded: its frames, the named scopes around it, its call."""
 
     traceback: Any = None  # of JAX
     scope: str = ""
-    call: int = 0
+    call: int = 0  # another one each time a compiled function or a loop's body is written out
     outer: Location | None = None
     kind: CallKind | None = None  # of the call, if known without the frames
 
@@ -197,10 +194,7 @@ def record(
     input_index: int,
     known: Callable[[Tensor], object | None],
 ) -> FlatProgram:
-    """The record of a `closed` jaxpr of `arguments`, one of which is the network's input.
-
-    `known` evaluates a tensor that does not depend on the input, such as the index of a branch.
-    """
+    """The record of a jaxpr; `known` evaluates constants, such as the index of a branch."""
     recorder, tensors = _Recorder(known), list[Tensor]()
     for variable, (name, value) in zip(closed.jaxpr.invars, arguments, strict=True):
         signal, dtype = len(tensors) == input_index, variable.aval.dtype
@@ -244,10 +238,7 @@ class _Recorder:
     def inline(
         self, closed: Any, inputs: Sequence[Tensor], inside: Location, *, here: bool = False
     ) -> list[Tensor]:
-        """Append the operations of a jaxpr on `inputs` to the record; returns its outputs.
-
-        With `here`, all of them get the location of the call.
-        """
+        """Append a jaxpr to the record, if `here` at the location of its call; returns outputs."""
         jaxpr = getattr(closed, "jaxpr", closed)
         values = getattr(closed, "consts", ())
         environment = dict(zip(jaxpr.invars, inputs, strict=True))

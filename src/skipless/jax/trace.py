@@ -61,10 +61,10 @@ def trace(fn: Callable[..., object], *args: object, argnum: int = -1) -> Graph:
 
     Args:
         fn: A function or a module; arrays that it holds are parameters.
-        *args: Its arguments. Arrays, in trees or alone, may be `jax.ShapeDtypeStruct`s; then no
-            number that depends on them is known. Other values, such as flags, are passed on.
-        argnum: Which argument is the network's input, an array; the last one by default. All other
-            arrays are parameters, states or keys.
+        *args: Its arguments. Arrays in them may be `jax.ShapeDtypeStruct`s, if no number that
+            depends on them is needed. Other values, such as flags, are passed on.
+        argnum: Which argument is the network's input, an array. All other arrays are parameters,
+            states or keys.
 
     | library    | call                                                     |
     |------------|----------------------------------------------------------|
@@ -106,10 +106,7 @@ class _RecordingError(UnsupportedModelError):
 
 
 def read(fn: Callable[..., object], *args: object, argnum: int = -1, wide: bool = False) -> Reading:
-    """The graph of `fn` in the record of its operations.
-
-    With `wide`, all arguments of floating-point numbers are taken as float64.
-    """
+    """The graph of `fn` in the record of its operations; if `wide`, all numbers are of float64."""
     call, arrays, index = _as_function_of_arrays(fn, args, argnum)
     constants = Constants(wide=wide)
     named = [(name, _widened(array) if wide else array) for name, array in arrays]
@@ -179,8 +176,7 @@ class Constants:
 class Description(Recorded[Tensor]):
     """A record with what each operation is to the theory.
 
-    A call of a known layer, a `Region`, is one operation, at its result. What else it computes are
-    statistics, which are no part of the network.
+    A call of a known layer, a `Region`, is one operation. Its statistics are left out.
     """
 
     def __init__(self, record: FlatProgram, constants: Constants) -> None:
@@ -319,10 +315,9 @@ class Description(Recorded[Tensor]):
         return rec.Pointwise(tuple(op.signals), op.name, weights if others else None, affine)
 
     def _is_bias(self, op: Operation) -> bool:
-        """Whether `op` adds an array to what a layer computes, reshaped at most in between.
+        """Whether `op` adds an array, not a number, to what a layer computes, reshaped at most.
 
-        The array does not depend on the input, so it is the layer's bias. A number is not: it may
-        belong to the activation that follows.
+        A number may belong to the activation that follows.
         """
         if op.name not in kinds.ADDITIONS or len(op.signals) != 1:
             return False

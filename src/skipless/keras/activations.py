@@ -1,11 +1,10 @@
 """Shaped activations: every φ of `core` in Keras tensors, φ̂ as a layer, TReLU, weighted sums.
 
-Functions run on any backend and keep the type of their input. Half precision is widened where
-several operations would each round. Where a backend's own function is less exact than float64, or
-is not differentiated exactly at a kink, it is written out here.
+Functions run on any backend and keep the type of their input. Where a backend's own function is
+less exact than float64, or is not differentiated exactly at a kink, it is written out here.
 
-Constants of layers are Python floats, and part of the layer's configuration: a `.keras` file holds
-them with all their digits, and no policy rounds them.
+Constants of layers are Python floats in their configuration: a `.keras` file holds them with all
+their digits, and no policy rounds them.
 """
 
 from __future__ import annotations
@@ -151,7 +150,7 @@ class ShapedActivation(keras.layers.Layer):
 
     φ is a name, an `Activation` of `core`, or a function of tensors; to be loaded from a file, such
     a function is registered, or given as one of the `custom_objects`. Half precision is computed in
-    float32 and rounded once. A sigmoid is a tanh of half its input, moved up:
+    float32.
 
     >>> half = ShapedActivation("tanh", 0.5, 0.0, 0.5, 1.0)
     >>> x = ops.array([-2.0, 0.0, 1.0])
@@ -289,7 +288,7 @@ class TReLU(ShapedActivation):
 
 @keras.saving.register_keras_serializable(package="skipless")
 class WeightedAdd(keras.layers.Layer):
-    """A weighted sum of tensors of one shape, as the shortcuts of a rescaled ResNet end in.
+    """A weighted sum of tensors of one shape, as at the end of a shortcut.
 
     >>> x, y = ops.array([1.0, 0.0]), ops.array([0.0, 1.0])
     >>> [round(n, 6) for n in ops.convert_to_numpy(WeightedAdd([0.8, 0.6])([x, y])).tolist()]

@@ -1,7 +1,6 @@
 """A model shaped in one line: convert(model, example, method) -> model.
 
-The recorded model is written again as a Functional one, of layers made from the configurations of
-the old ones, with other activations and sums and without normalisation.
+The recorded model is written again as a Functional one, of layers made from the old configurations.
 """
 
 from __future__ import annotations
@@ -56,17 +55,14 @@ def convert(
 ) -> keras.Model:
     """A new Functional model like `model`, shaped by `method`; its `skipless_report` says how.
 
-    It is changed as by `skipless.torch.convert`. The activation of a layer becomes a layer behind
-    it, and a sum a `WeightedAdd`. A softmax at the end stays. Weights are re-initialised:
-    `ScaledUniformOrthogonal` for dense layers, Delta initialisation for convolutions, biases zero
-    (or, under EOC, normal).
+    It is changed as by `skipless.torch.convert`, whose arguments these are. The activation of a
+    layer becomes a layer behind it, and a sum a `WeightedAdd`. A softmax at the end stays.
 
     As with `keras.models.clone_model`, layers are made from their configurations, under their
     names, and what `compile` was given is kept. Models inside of the model are written out.
 
-    The arguments are those of `skipless.torch.convert`. Only a Sequential model that has not been
-    built needs an `example`, a batch of inputs or its shape. A `seed` makes the new weights
-    reproducible.
+    Only a Sequential model that has not been built needs an `example`, a batch of inputs or its
+    shape. A `seed` makes the new weights reproducible.
 
     >>> hidden = [keras.layers.Dense(8, activation="relu") for _ in range(20)]
     >>> deep = convert(keras.Sequential([keras.Input((8,)), *hidden]), method=TAT(eta=0.9), seed=0)
@@ -153,10 +149,7 @@ class _ModelWriter(Writer[Tensor, Any]):
         return self._results[key][tensor.index]
 
     def activation(self, tensor: Tensor, x: Any) -> Any:
-        """A layer under the name of the one that it replaces, or beside the layer it was part of.
-
-        A layer that the model used several times is used as often.
-        """
+        """A layer under the name of the one that it replaces, used as often."""
         operation, part = tensor.call.operation, tensor.call.part
         assert operation is not None
         key = (operation, part)

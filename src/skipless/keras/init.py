@@ -1,11 +1,8 @@
 r"""Initial weights under which q values stay 1, as Keras initialisers (appendix D).
 
-They are those of `skipless.torch.init`. In Keras' layout outputs come last: (in, out) for `Dense`,
-(*kernel, in / groups, out) for convolutions. That of a depthwise one is (*kernel, channels,
-multiplier), of a transposed one (*kernel, out, in), and these have initialisers of their own.
-
-Numbers are drawn in float32, or float64 for weights of that type. As in Keras, an initialiser with
-an integer `seed` draws the same numbers each time; one with a `SeedGenerator` draws new ones.
+They are those of `skipless.torch.init`. Numbers are drawn in float32, or float64 for weights of
+that type. As in Keras, an initialiser with an integer `seed` draws the same numbers each time; one
+with a `SeedGenerator` draws new ones.
 """
 
 # To a type checker, operations of Keras may return None.
@@ -36,6 +33,7 @@ class _Initializer(keras.initializers.Initializer):
     """An initialiser with a gain and a seed, which draws random matrices."""
 
     distribution: Distribution = "orthogonal"
+    delta = True  # or all taps of a kernel are drawn
     groups = 1
     _options: Sequence[str] = ()  # attributes that a subclass adds to its configuration
 
@@ -68,14 +66,15 @@ class _Initializer(keras.initializers.Initializer):
         return keras.random.normal(tuple(shape), dtype=wide, seed=self.seed)
 
     def _matrices(self, count: int, m: int, k: int, dtype: str) -> Array:
-        """`count` independent matrices of k inputs and m outputs, (count, k, m)."""
+        """`count` independent matrices of k inputs and m outputs, (k, count, m)."""
         if self.distribution == "gaussian":
-            return self.gain / math.sqrt(max(k, 1)) * self._normal((count, k, m), dtype)
+            matrices = self.gain / math.sqrt(max(k, 1)) * self._normal((count, k, m), dtype)
+            return ops.transpose(matrices, (1, 0, 2))
         q, r = ops.qr(self._normal((count, max(m, k), min(m, k)), dtype))
         # Q is uniform only beside an R of positive diagonal; LAPACK's has other signs.
         diagonal = ops.expand_dims(ops.diagonal(r, axis1=1, axis2=2), 1)
         q = q * ops.where(diagonal < 0.0, -ops.ones_like(diagonal), ops.ones_like(diagonal))
-        q = q if k >= m else ops.transpose(q, (0, 2, 1))
+        q = ops.transpose(q, (1, 0, 2) if k >= m else (2, 0, 1))
         return self.gain * max(math.sqrt(m / max(k, 1)), 1.0) * q
 
 
@@ -111,12 +110,8 @@ class ScaledUniformOrthogonal(_Initializer):
         self.groups = groups
 
     def _draw(self, shape: Sequence[int], dtype: str) -> Array:
-        return ops.reshape(self._blocks(math.prod(shape[:-1]), shape[-1], dtype), tuple(shape))
-
-    def _blocks(self, inputs: int, outputs: int, dtype: str) -> Array:
-        """The matrices of all groups, side by side: (inputs, outputs)."""
-        blocks = self._matrices(self.groups, outputs // self.groups, inputs, dtype)
-        return ops.reshape(ops.transpose(blocks, (1, 0, 2)), (inputs, outputs))
+        inputs, outputs = math.prod(shape[:-1]), shape[-1] // self.groups
+        return ops.reshape(self._matrices(self.groups, outputs, inputs, dtype), tuple(shape))
 
 
 @keras.saving.register_keras_serializable(package="skipless")
@@ -148,6 +143,8 @@ class DeltaOrthogonal(ScaledUniformOrthogonal):
         self.tap = None if tap is None else tuple(tap)
 
     def _draw(self, shape: Sequence[int], dtype: str) -> Array:
+        if not self.delta:
+            return super()._draw(shape, dtype)
         *kernel, inputs, outputs = shape
         tap = _centre(kernel) if self.tap is None else self.tap
         inside = [0 <= i < size for i, size in zip(tap, kernel, strict=False)]
@@ -156,14 +153,14 @@ class DeltaOrthogonal(ScaledUniformOrthogonal):
                 f"tap must be an index along each axis of the kernel {tuple(kernel)}, from 0 on, "
                 f"got {tap}"
             )
-        return _at_taps(self._blocks(inputs, outputs, dtype), kernel, tap)
+        return _at_taps(super()._draw((inputs, outputs), dtype), kernel, tap)
 
 
 @keras.saving.register_keras_serializable(package="skipless")
 class DepthwiseDelta(_Initializer):
     """Weights of a depthwise convolution, zero but for the centre: a sign for each channel.
 
-    With a depth multiplier above 1, the outputs of each channel are a vector of random direction.
+    With a depth multiplier above 1, each channel has a vector of random direction.
 
     >>> weight = ops.convert_to_numpy(DepthwiseDelta(seed=0)((3, 3, 8, 1)))
     >>> sorted({round(abs(float(w)), 6) for w in weight.flat}), int(abs(weight[1, 1]).sum().round())
@@ -172,8 +169,11 @@ class DepthwiseDelta(_Initializer):
 
     def _draw(self, shape: Sequence[int], dtype: str) -> Array:
         *kernel, channels, multiplier = shape
-        rows = self._matrices(channels, multiplier, 1, dtype)
-        return _at_taps(rows[:, 0, :], kernel, _centre(kernel))
+        taps = 1 if self.delta else math.prod(kernel)
+        rows = self._matrices(channels, multiplier, taps, dtype)
+        if not self.delta:
+            return ops.reshape(rows, tuple(shape))
+        return _at_taps(rows[0], kernel, _centre(kernel))
 
 
 @keras.saving.register_keras_serializable(package="skipless")
@@ -201,9 +201,22 @@ class TransposedDelta(_Initializer):
         each = self.strides
         strides = (each,) * len(kernel) if isinstance(each, int) else each
         _require_no_gaps("A transposed convolution", kernel, strides, (1,) * len(kernel))
-        matrix = self._matrices(1, outputs, inputs, dtype)[0]
+        if not self.delta:
+            return self._draw_all(shape, strides, dtype)
+        matrix = self._matrices(1, outputs, inputs, dtype)[:, 0]
         first = [(size - step) // 2 for size, step in zip(kernel, strides, strict=True)]
         return _at_taps(ops.transpose(matrix), kernel, first, strides)
+
+    def _draw_all(self, shape: Sequence[int], strides: Sequence[int], dtype: str) -> Array:
+        """All taps; those that reach one location are a matrix."""
+        whole = np.zeros(tuple(shape))
+        for first in itertools.product(*map(range, strides)):
+            part = whole[tuple(slice(i, None, s) for i, s in zip(first, strides, strict=True))]
+            *taps, outputs, inputs = part.shape
+            matrix = self._matrices(1, outputs, inputs * math.prod(taps), dtype)[:, 0]
+            values = np.asarray(ops.convert_to_numpy(matrix)).reshape(*taps, inputs, outputs)
+            part[...] = np.swapaxes(values, -1, -2)
+        return ops.convert_to_tensor(whole, dtype)
 
 
 def _require_no_gaps(
@@ -234,30 +247,6 @@ def _at_taps(
     return ops.pad(block, (*around, (0, 0), (0, 0)))
 
 
-class _AllDepthwiseTaps(_Initializer):
-    """All taps of a depthwise convolution, a matrix for each channel."""
-
-    def _draw(self, shape: Sequence[int], dtype: str) -> Array:
-        *kernel, channels, multiplier = shape
-        blocks = self._matrices(channels, multiplier, math.prod(kernel), dtype)
-        return ops.reshape(ops.transpose(blocks, (1, 0, 2)), tuple(shape))
-
-
-class _AllTransposedTaps(TransposedDelta):
-    """All taps of a transposed convolution; those that reach one location are a matrix."""
-
-    def _draw(self, shape: Sequence[int], dtype: str) -> Array:
-        whole = np.zeros(tuple(shape))
-        steps = np.atleast_1d(self.strides)
-        for first in itertools.product(*map(range, steps)):
-            part = whole[tuple(slice(i, None, s) for i, s in zip(first, steps, strict=True))]
-            *taps, outputs, inputs = part.shape
-            matrix = self._matrices(1, outputs, inputs * math.prod(taps), dtype)[0]
-            values = np.asarray(ops.convert_to_numpy(matrix)).reshape(*taps, inputs, outputs)
-            part[...] = np.swapaxes(values, -1, -2)
-        return ops.convert_to_tensor(whole, dtype)
-
-
 def initializers_for(
     layer: Any,
     path: str,
@@ -275,24 +264,21 @@ def initializers_for(
     if sigma_b:
         found["bias_initializer"] = keras.initializers.RandomNormal(stddev=sigma_b, seed=new_seed())
     if isinstance(layer, (*DEPTHWISE, *SEPARABLE)):
-        depthwise = DepthwiseDelta if delta else _AllDepthwiseTaps
-        found["depthwise_initializer"] = depthwise(sigma_w, seed=seed)
+        found["depthwise_initializer"] = DepthwiseDelta(sigma_w, seed=seed)
         if isinstance(layer, SEPARABLE):
             found["pointwise_initializer"] = ScaledUniformOrthogonal(sigma_w, seed=new_seed())
     elif isinstance(layer, TRANSPOSED):
         of_path = f"{path}, a transposed convolution,"
         _require_no_gaps(of_path, layer.kernel_size, layer.strides, layer.dilation_rate)
-        transposed = TransposedDelta if delta else _AllTransposedTaps
-        found["kernel_initializer"] = transposed(layer.strides, sigma_w, seed=seed)
-    elif isinstance(layer, CONVOLUTIONS) and delta:
+        found["kernel_initializer"] = TransposedDelta(layer.strides, sigma_w, seed=seed)
+    elif isinstance(layer, CONVOLUTIONS):
         # Causal padding is all in front, so that the last tap reads the location itself.
         causal = layer.padding == "causal"
         tap = [size - 1 for size in layer.kernel_size] if causal else None
         kernel = DeltaOrthogonal(sigma_w, groups=layer.groups, tap=tap, seed=seed)
         found["kernel_initializer"] = kernel
-    elif isinstance(layer, (layers.Dense, *CONVOLUTIONS)):
-        groups = getattr(layer, "groups", 1)
-        found["kernel_initializer"] = ScaledUniformOrthogonal(sigma_w, groups=groups, seed=seed)
+    elif isinstance(layer, layers.Dense):
+        found["kernel_initializer"] = ScaledUniformOrthogonal(sigma_w, seed=seed)
     else:
         raise UnsupportedModelError(
             f"{path} ({type(layer).__name__}) has weights of a shape that the theory's "
@@ -300,7 +286,7 @@ def initializers_for(
         )
     for initializer in found.values():
         if isinstance(initializer, _Initializer):
-            initializer.distribution = distribution
+            initializer.distribution, initializer.delta = distribution, delta
     return found
 
 

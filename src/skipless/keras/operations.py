@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from typing import Any
 
 import keras
 from keras import layers, ops
@@ -12,7 +13,12 @@ from skipless.core.record import Unsupported
 
 from .activations import Array
 
-CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
+
+def _in_1d_to_3d(*names: str) -> tuple[type[Any], ...]:
+    return tuple(getattr(layers, f"{name}{n}D") for name in names for n in (1, 2, 3))
+
+
+CONVOLUTIONS = _in_1d_to_3d("Conv")
 TRANSPOSED = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
 DEPTHWISE = (layers.DepthwiseConv1D, layers.DepthwiseConv2D)
 SEPARABLE = (layers.SeparableConv1D, layers.SeparableConv2D)
@@ -25,21 +31,12 @@ NORMS = (
 )  # fmt: skip
 MOVES = (
     layers.Flatten, layers.Reshape, layers.Permute, layers.RepeatVector, layers.Identity,
-    layers.ZeroPadding1D, layers.ZeroPadding2D, layers.ZeroPadding3D,
-    layers.Cropping1D, layers.Cropping2D, layers.Cropping3D,
-    layers.AveragePooling1D, layers.AveragePooling2D, layers.AveragePooling3D,
-    layers.GlobalAveragePooling1D, layers.GlobalAveragePooling2D, layers.GlobalAveragePooling3D,
-    layers.AdaptiveAveragePooling1D, layers.AdaptiveAveragePooling2D,
-    layers.AdaptiveAveragePooling3D,
-    layers.Dropout, layers.SpatialDropout1D, layers.SpatialDropout2D, layers.SpatialDropout3D,
-    layers.AlphaDropout, layers.GaussianDropout, layers.GaussianNoise,
-    layers.ActivityRegularization, layers.UpSampling1D, layers.UpSampling2D, layers.UpSampling3D,
+    layers.Dropout, layers.AlphaDropout, layers.GaussianDropout, layers.GaussianNoise,
+    layers.ActivityRegularization,
+    *_in_1d_to_3d("ZeroPadding", "Cropping", "UpSampling", "SpatialDropout"),
+    *_in_1d_to_3d("AveragePooling", "GlobalAveragePooling", "AdaptiveAveragePooling"),
 )  # fmt: skip
-APPROXIMATE_MOVES = (
-    layers.MaxPooling1D, layers.MaxPooling2D, layers.MaxPooling3D,
-    layers.GlobalMaxPooling1D, layers.GlobalMaxPooling2D, layers.GlobalMaxPooling3D,
-    layers.AdaptiveMaxPooling1D, layers.AdaptiveMaxPooling2D, layers.AdaptiveMaxPooling3D,
-)  # fmt: skip
+APPROXIMATE_MOVES = _in_1d_to_3d("MaxPooling", "GlobalMaxPooling", "AdaptiveMaxPooling")
 ACTIVATIONS = (
     layers.Activation, layers.ReLU, layers.LeakyReLU, layers.ELU, layers.PReLU,
 )  # fmt: skip
@@ -91,27 +88,23 @@ _PROBABILITIES = (
     "computes a softmax inside the network,",
     f"As the last layer it may stay; if it is part of attention, leave that out, or {_APART}.",
 )
+_GATE = (
+    "multiplies one half of its input by a gate,",
+    "Replace the product of its halves by a sum, or leave it out.",
+)
 _UNCOVERED = {
-    **dict.fromkeys(
-        ("MultiHeadAttention", "GroupQueryAttention", "Attention", "AdditiveAttention"), _ATTENTION
-    ),
-    "DotProductAttention": _ATTENTION,
-    **dict.fromkeys(("LSTM", "GRU", "SimpleRNN", "RNN", "Bidirectional"), _RECURRENT),
-    **dict.fromkeys(("Embedding", "ReversibleEmbedding", "CategoryEncoding"), _INDICES),
-    "Glu": (
-        "multiplies one half of its input by a gate,",
-        "Replace the product of its halves by a sum, or leave it out.",
-    ),
-    **dict.fromkeys(OP_SOFTMAX, _PROBABILITIES),
-}
+    "MultiHeadAttention": _ATTENTION, "GroupQueryAttention": _ATTENTION, "Attention": _ATTENTION,
+    "AdditiveAttention": _ATTENTION, "DotProductAttention": _ATTENTION, "LSTM": _RECURRENT,
+    "GRU": _RECURRENT, "SimpleRNN": _RECURRENT, "RNN": _RECURRENT, "Bidirectional": _RECURRENT,
+    "Embedding": _INDICES, "ReversibleEmbedding": _INDICES, "CategoryEncoding": _INDICES,
+    "Glu": _GATE, **dict.fromkeys(OP_SOFTMAX, _PROBABILITIES),
+}  # fmt: skip
 
 
 def is_stock(operation: object, classes: tuple[type, ...]) -> bool:
     """Whether `operation` is one of these layers and computes what they do."""
-    call = getattr(type(operation), "call", None)
-    return isinstance(operation, classes) and str(getattr(call, "__module__", "")).startswith(
-        ("keras.", "skipless.")
-    )
+    home = getattr(getattr(type(operation), "call", None), "__module__", "")
+    return isinstance(operation, classes) and home.startswith(("keras.", "skipless."))
 
 
 def op_name(operation: object) -> str:

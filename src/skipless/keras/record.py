@@ -1,10 +1,9 @@
 """A Keras model as the list of its calls, from input to output, with models inside it written out.
 
 Keras keeps, for every symbolic tensor, the call that made it. Calls are listed in the order in
-which the output needs them, the first argument of each first: that order survives saving and
-loading, which the order in which layers were called does not. A layer with an activation is two
-calls, and a separable convolution is two layers. A layer that Keras does not know, as `Lambda`, is
-called on symbolic tensors to see which operations it is made of.
+which the output needs them, first arguments first, which survives saving and loading. A layer with
+an activation is two calls, and a separable convolution is two layers. A layer that Keras does not
+know, as `Lambda`, is called on symbolic tensors to see which operations it is made of.
 """
 
 from __future__ import annotations
@@ -58,10 +57,7 @@ class Tensor:
 
 
 def record_calls(model: keras.Model, example: object = None) -> tuple[list[Tensor], Tensor]:
-    """The tensors of `model` in an order of evaluation, its input first, and its output.
-
-    The `example` is for a Sequential model that has not been built.
-    """
+    """The tensors of `model` in an order of evaluation, its input first, and its output."""
     _require_functional(model, example)
     inputs, outputs = model.inputs, model.outputs
     if len(inputs) != 1 or len(outputs) != 1:
