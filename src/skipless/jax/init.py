@@ -98,9 +98,6 @@ def delta(
     `tap` names another, by its index along each axis of the kernel: a causal convolution needs its
     last, (size - 1,).
 
-    (`jax.nn.initializers.delta_orthogonal` refuses more inputs than outputs, does not correct the
-    scale, and knows no groups.)
-
     >>> w = delta()(jax.random.key(0), (3, 3, 4, 4))
     >>> centre = w[1, 1]
     >>> bool(jnp.allclose(centre @ centre.T, jnp.eye(4), atol=1e-5)), int(jnp.count_nonzero(w))

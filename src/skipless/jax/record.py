@@ -355,10 +355,7 @@ def _bind(primitive: Any, parameters: Mapping[str, Any], *arrays: object) -> Seq
 
 @dataclass(eq=False)
 class Region:
-    """The operations of one library call, the tensors that it reads, and the one that it computes.
-
-    All else that is read outside of it, such as a running mean, is a statistic.
-    """
+    """The operations of one library call, what it reads, and the tensor that it computes."""
 
     kind: CallKind
     sources: list[Tensor] = field(default_factory=list[Tensor])
@@ -369,8 +366,7 @@ class Region:
 def find_regions(record: FlatProgram) -> Mapping[Operation, Region]:
     """The region of every operation that belongs to one.
 
-    Its operations were recorded under the same frames and read each other's results: a loop may
-    call several layers from one line, even on the same tensor.
+    Its operations have the same frames and read each other's results, as loops call many layers.
     """
     found: dict[Operation, Region] = {}
     calls: dict[Operation, object] = {}

@@ -77,7 +77,6 @@ def trace(fn: Callable[..., object], *args: object, argnum: int = -1) -> Graph:
     Normalisation layers are skipped. What has no Q and C maps, such as attention or products of
     branches, raises `UnsupportedModelError`.
 
-    >>> import jax.numpy as jnp
     >>> mlp = lambda params, x: jax.nn.relu(jax.nn.relu(x @ params[0]) @ params[1])
     >>> trace(mlp, [jnp.ones((3, 4)), jnp.ones((4, 4))], jnp.ones((1, 3))) == Graph.chain(2)
     True
@@ -91,13 +90,10 @@ def trace(fn: Callable[..., object], *args: object, argnum: int = -1) -> Graph:
 
 @dataclass(frozen=True)
 class Reading(core.Reading[Tensor]):
-    """A function's graph, and how it lies in the record of the function's operations.
-
-    `biases` has the additions by which layers get theirs.
-    """
+    """A function's graph, and how it lies in the record of the function's operations."""
 
     record: FlatProgram
-    biases: Sequence[Operation]
+    biases: Sequence[Operation]  # the additions by which layers get theirs
     constants: Constants
 
 

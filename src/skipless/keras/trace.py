@@ -226,10 +226,9 @@ def _uniform_number(constant: object) -> float:
 
 @contextlib.contextmanager
 def _float64() -> Iterator[None]:
-    """Double precision, which JAX has only where it is asked for.
+    """Double precision, which JAX has only on demand.
 
-    But for TensorFlow, some operations of Keras would still turn float64 into float32, by a table
-    of types that is not public; should it be elsewhere, float32 it is.
+    Some operations of Keras would still narrow it, by a table of types that is not public.
     """
     table = getattr(dtypes, "BIT64_TO_BIT32_DTYPE", {})
     before = dict(table)
@@ -343,9 +342,9 @@ def _kept(before: Sequence[int], key: Any, axis: int) -> tuple[int, ...]:
 def _sizes(
     before: Sequence[int | None], after: Sequence[int | None]
 ) -> tuple[list[int], list[int]]:
-    """Sizes before and after a move. Those that are left open are many, of one sample.
+    """Sizes before and after a move, of one sample; those that are left open are many.
 
-    If one is left open after it, it is such that there are as many numbers as before.
+    A single open one after it is such that there are as many numbers as before.
     """
     one, many = [1, *(size or _MANY for size in before[1:])], [size or 0 for size in after[1:]]
     if many.count(0) == 1:
