@@ -63,9 +63,10 @@ class Location:
 
     def __str__(self) -> str:
         """The path of modules, if their library records it, with the user's line."""
-        if self.scope and self.line:
-            return f"{self.scope} ({self.line})"
-        return self.scope or self.line or "the model itself"
+        line = self.line
+        if self.scope and line:
+            return f"{self.scope} ({line})"
+        return self.scope or line or "the model itself"
 
     @property
     def frames(self) -> Sequence[tuple[CodeType, int]]:
@@ -197,10 +198,10 @@ def record(
     """The record of a jaxpr; `known` evaluates constants, such as the index of a branch."""
     recorder, tensors = _Recorder(known), list[Tensor]()
     for variable, (name, value) in zip(closed.jaxpr.invars, arguments, strict=True):
-        signal, dtype = len(tensors) == input_index, variable.aval.dtype
+        shape, dtype = tuple(variable.aval.shape), variable.aval.dtype
+        signal = len(tensors) == input_index
         given = None if signal else value
-        about = (signal, not signal, _is_key(dtype), given, name)
-        tensors.append(Tensor(tuple(variable.aval.shape), dtype, None, *about))
+        tensors.append(Tensor(shape, dtype, None, signal, not signal, _is_key(dtype), given, name))
     outputs = recorder.inline(closed, tensors, Location())
     needed = ancestors(outputs)
     operations = [op for op in recorder.operations if op in needed]
@@ -332,8 +333,8 @@ class _Recorder:
     def _constant(self, array: object) -> Tensor:
         if id(array) not in self._constants:
             shape, dtype = np.shape(array), getattr(array, "dtype", np.dtype(float))  # pyright: ignore
-            about = (False, True, _is_key(dtype), array)
-            self._constants[id(array)] = Tensor(shape, dtype, None, *about)
+            constant = Tensor(shape, dtype, None, False, True, _is_key(dtype), array)
+            self._constants[id(array)] = constant
         return self._constants[id(array)]
 
     def _literal(self, atom: Any) -> Tensor:
