@@ -33,9 +33,10 @@ def _method_may_be_second(convert: Callable[P, keras.Model]) -> Callable[P, kera
 
     @wraps(convert)
     def call(*args: P.args, **kwargs: P.kwargs) -> keras.Model:
-        if len(args) == 2 and isinstance(args[1], TAT | DKS | EOC):
+        given = list(args)
+        if len(given) == 2 and isinstance(given[1], TAT | DKS | EOC):
             warn_renamed("convert(model, method)", "convert(model, method=method)")
-            return convert(args[0], method=args[1], **kwargs)  # pyright: ignore
+            return convert(given[0], method=given[1], **kwargs)  # pyright: ignore[reportCallIssue]
         return convert(*args, **kwargs)
 
     return call

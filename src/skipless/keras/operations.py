@@ -120,11 +120,11 @@ def unsupported(where: str, operation: object, kind: str = "") -> Unsupported:
     return Unsupported(f"{where} ({name}) {does} which has no Q and C maps. {advice}")
 
 
-def channels(layer: keras.Operation, part: str) -> tuple[int | None, bool]:
+def channels(layer: Any, part: str) -> tuple[int | None, bool]:
     """How many channels each output reads, None if it is all, and whether it only scales one."""
     if part == "depthwise" or isinstance(layer, DEPTHWISE):
-        return 1, layer.depth_multiplier == 1  # pyright: ignore
+        return 1, layer.depth_multiplier == 1
     if isinstance(layer, CONVOLUTIONS) and layer.groups > 1:
-        inputs = int(layer.kernel.shape[-2])  # pyright: ignore
+        inputs = int(layer.kernel.shape[-2])
         return inputs, inputs == 1 and layer.filters == layer.groups
     return None, False
