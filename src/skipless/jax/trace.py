@@ -256,10 +256,8 @@ class Description(Recorded[Tensor]):
             elif tensor is not region.result:
                 self._statistics.add(tensor)
                 continue
-            elif region.kind == "norm":
-                found = rec.Norm((source,))
-            elif region.kind == "shaped":
-                found = rec.ShapedCall((source,))
+            elif region.kind in ("norm", "shaped"):
+                found = rec.Norm((source,)) if region.kind == "norm" else rec.ShapedCall((source,))
             elif region.kind == "normalised input":
                 found = rec.Preparation(tuple(region.sources))
             else:

@@ -22,9 +22,7 @@ CONVOLUTIONS = _in_1d_to_3d("Conv")
 TRANSPOSED = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
 DEPTHWISE = (layers.DepthwiseConv1D, layers.DepthwiseConv2D)
 SEPARABLE = (layers.SeparableConv1D, layers.SeparableConv2D)
-AFFINE = (
-    layers.Dense, layers.EinsumDense, *CONVOLUTIONS, *TRANSPOSED, *DEPTHWISE, *SEPARABLE,
-)  # fmt: skip
+AFFINE = (layers.Dense, layers.EinsumDense, *CONVOLUTIONS, *TRANSPOSED, *DEPTHWISE, *SEPARABLE)
 NORMS = (
     layers.BatchNormalization, layers.LayerNormalization, layers.GroupNormalization,
     layers.RMSNormalization,
@@ -37,9 +35,7 @@ MOVES = (
     *_in_1d_to_3d("AveragePooling", "GlobalAveragePooling", "AdaptiveAveragePooling"),
 )  # fmt: skip
 APPROXIMATE_MOVES = _in_1d_to_3d("MaxPooling", "GlobalMaxPooling", "AdaptiveMaxPooling")
-ACTIVATIONS = (
-    layers.Activation, layers.ReLU, layers.LeakyReLU, layers.ELU, layers.PReLU,
-)  # fmt: skip
+ACTIVATIONS = (layers.Activation, layers.ReLU, layers.LeakyReLU, layers.ELU, layers.PReLU)
 RESCALINGS = (layers.Rescaling, layers.Normalization)
 # Merging layers as functions of several tensors, of use where these are all made from one.
 MERGES: dict[type[keras.layers.Layer], Callable[..., Array]] = {
