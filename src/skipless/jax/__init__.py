@@ -1,7 +1,4 @@
-"""JAX: read a function, shape it, initialise its weights, check its kernel.
-
-Modules and `convert` for Flax NNX are imported on first use, and Flax only then.
-"""
+"""JAX: read a function, shape it, initialise its weights, check its kernel."""
 
 import sys
 from importlib import import_module
@@ -35,6 +32,7 @@ __all__ = [
     "pair_inputs", "scaled_uniform_orthogonal", "shaped", "trace", "transposed_delta",
 ]  # fmt: skip
 
+# Imported on first use, and Flax only then.
 _OF_FLAX = ("Constant", "ConversionReport", "Identity", "ShapedActivation", "TReLU", "convert")
 _find_renamed = renamed_names(
     __name__,

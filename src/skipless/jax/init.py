@@ -20,7 +20,7 @@ Numbers are drawn in float32, or float64 for weights of that type, and rounded o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -192,13 +192,11 @@ class _Layout:
         return self.arrange(weights.at[(..., *window)].set(spread))
 
 
+_Draw = Callable[[Array, _Layout, DTypeLike], Array]
+
+
 def _initializer(
-    draw: Callable[[Array, _Layout, DTypeLike], Array],
-    gain: float,
-    in_axis: Axis,
-    out_axis: Axis,
-    groups: int,
-    usual: DTypeLike | None,
+    draw: _Draw, gain: float, in_axis: Axis, out_axis: Axis, groups: int, usual: DTypeLike | None
 ) -> Initializer:
     array = isinstance(gain, np.generic | np.ndarray | Array)
     number = array and gain.ndim == 0 and jnp.issubdtype(gain.dtype, np.number)
@@ -279,8 +277,6 @@ def initialize(
     >>> (params,) = initialize(network, shapes, jnp.ones((1, 4)), key=jax.random.key(0))
     >>> bool(jnp.allclose(params["w"] @ params["w"].T, jnp.eye(4), atol=1e-5))
     True
-    >>> bool(jnp.any(params["b"]))
-    False
     """
     reading = read(fn, *args, argnum=argnum)
     drawn = draw_weights(reading, key, sigma_w=sigma_w, sigma_b=sigma_b, distribution=distribution)
@@ -370,7 +366,7 @@ def _weights(
     op: Operation, weight: Tensor, key: jax.Array, gain: float, distribution: Distribution
 ) -> jax.Array:
     if op.name == "conv_general_dilated":
-        return _kernel(op.parameters, weight.shape, key, gain, distribution)
+        return _kernel(op, weight.shape, key, gain, distribution)
     own = op.inputs.index(weight)
     inputs, groups = (tuple(axes[own]) for axes in op.parameters["dimension_numbers"])
     outputs = [a for a in range(len(weight.shape)) if a not in (*groups, *inputs)]
@@ -396,24 +392,20 @@ def _initializer_of(
 
 
 def _kernel(
-    parameters: Mapping[str, Any],
-    shape: Sequence[int],
-    key: jax.Array,
-    gain: float,
-    distribution: Distribution,
+    op: Operation, shape: Sequence[int], key: jax.Array, gain: float, distribution: Distribution
 ) -> jax.Array:
     """A matrix at the tap that reads a location itself, and zeros elsewhere.
 
     Where the input is stretched by zeros, as in transposed convolutions, as many taps as the
     stretch hold it: then every location of the output reads one of the input's.
     """
-    out_axis, in_axis, *tap_axes = parameters["dimension_numbers"].rhs_spec
-    groups = parameters["feature_group_count"]
+    out_axis, in_axis, *tap_axes = op.parameters["dimension_numbers"].rhs_spec
+    groups = op.parameters["feature_group_count"]
     centre = [1 if axis in tap_axes else size for axis, size in enumerate(shape)]
     init = _initializer_of(distribution, gain, in_axis, out_axis, groups)
     padding, repeats = [(0, 0)] * len(shape), [1] * len(shape)
     names = ("lhs_dilation", "rhs_dilation", "padding")
-    columns = (parameters[name] for name in names)
+    columns = (op.parameters[name] for name in names)
     for axis, stretch, dilation, (low, high) in zip(tap_axes, *columns, strict=True):
         spare = shape[axis] - stretch
         if spare < 0:

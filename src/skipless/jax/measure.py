@@ -1,7 +1,4 @@
-"""The kernel of a real network: empirical q and c values, beside what the theory predicts.
-
-They are those of `skipless.torch.measure`. The record of a function's operations runs step by step.
-"""
+"""The kernel of a real network, as in `skipless.torch.measure`: empirical q and c values."""
 
 from __future__ import annotations
 

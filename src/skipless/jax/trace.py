@@ -57,7 +57,7 @@ def input_index(arguments: Sequence[object], argnum: int) -> int:
 
 
 def trace(fn: Callable[..., object], *args: object, argnum: int = -1) -> Graph:
-    """The graph of `fn(*args)`, each node with its module path and source line.
+    """The graph of `fn(*args)`, as `skipless.torch.trace` reads it.
 
     Args:
         fn: A function or a module; arrays that it holds are parameters.
@@ -73,9 +73,6 @@ def trace(fn: Callable[..., object], *args: object, argnum: int = -1) -> Graph:
     | Haiku      | `trace(net.apply, params, rng, x)`                       |
     | Equinox    | `trace(jax.vmap(model), x)`                              |
     | plain JAX  | `trace(fn, params, x)`                                   |
-
-    Normalisation layers are skipped. What has no Q and C maps, such as attention or products of
-    branches, raises `UnsupportedModelError`.
 
     >>> mlp = lambda params, x: jax.nn.relu(jax.nn.relu(x @ params[0]) @ params[1])
     >>> trace(mlp, [jnp.ones((3, 4)), jnp.ones((4, 4))], jnp.ones((1, 3))) == Graph.chain(2)

@@ -1,7 +1,4 @@
-"""The kernel of a real network: empirical q and c values, beside what the theory predicts.
-
-They are those of `skipless.torch.measure`. The recorded calls run one by one.
-"""
+"""The kernel of a real network, as in `skipless.torch.measure`: empirical q and c values."""
 
 # To a type checker, operations of Keras may return None.
 # pyright: reportOptionalOperand=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
