@@ -3,8 +3,7 @@
 import pytest
 
 from skipless.models import create_model, list_models
-from skipless.models.create import parse_name
-from skipless.models.networks import nearest_wide_depths
+from skipless.models.create import nearest_wide_depths, parse_name
 
 
 def test_the_well_known_networks_are_listed_by_pattern() -> None:

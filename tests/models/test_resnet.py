@@ -11,7 +11,8 @@ from skipless import EOC, TAT, Graph
 from skipless.core.graph import GraphBuilder
 from skipless.core.network import fold, max_curvature
 from skipless.models import MLP, ResNet, create_model
-from skipless.models.networks import Norm, Plan, build_network, resnet_plan, wide_resnet_plan
+from skipless.models.create import resnet_plan, wide_resnet_plan
+from skipless.models.networks import Norm, Plan, build_network
 from skipless.torch import convert, trace
 
 # He et al. (2015), table 1, and He et al. (2016).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from numbers import Integral, Real
@@ -27,7 +28,6 @@ from skipless.torch.trace import trace
 
 from .networks import (
     MLP,
-    RESNETS,
     ActivationFactory,
     MLPPlan,
     Norm,
@@ -37,23 +37,28 @@ from .networks import (
     Shaping,
     Stem,
     build_network,
-    mlp_plan,
-    nearest_wide_depths,
-    resnet_plan,
-    wide_resnet_plan,
 )
 
 Family = Literal["mlp", "resnet", "wide_resnet"]
 
 _NAME = re.compile(r"(mlp|resnet|wide_resnet):?([1-9]\d{0,5})")
+# Blocks of each stage, and whether they are bottlenecks (He et al. 2015, table 1; He et al. 2016).
+RESNETS: dict[int, tuple[tuple[int, ...], bool]] = {
+    18: ((2, 2, 2, 2), False),
+    34: ((3, 4, 6, 3), False),
+    50: ((3, 4, 6, 3), True),
+    101: ((3, 4, 23, 3), True),
+    152: ((3, 8, 36, 3), True),
+    200: ((3, 24, 36, 3), True),
+}
 # Depths of the open-ended families that the paper or its reference architecture uses.
 _WELL_KNOWN = (
     *(f"mlp{depth}" for depth in (20, 50, 100)),
     *(f"resnet{depth}" for depth in RESNETS),
     *(f"wide_resnet{depth}" for depth in (16, 28, 40, 100, 142, 202, 304)),
 )
+_MAX_CHANNELS = 2**24  # of a first stage: the bytes of any later layer still fit 63 bits
 _DEFAULT_ACTIVATION = {TAT: "leaky_relu", DKS: "softplus", EOC: "relu"}
-_DEFAULT_PRELU_SLOPE = 0.25  # He et al. (2015)
 _LARGEST_SMALL_IMAGE = 64  # Tiny ImageNet's, on which networks for CIFAR are used
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "num_classes": ((Integral,), "an integer, such as 10"),
@@ -140,9 +145,10 @@ def create_model(
     >>> standard.shaping is None
     True
     """
-    _require_types(num_classes=num_classes, in_chans=in_chans, width=width, method=method,
-                   shortcut_weight=shortcut_weight, negative_slope=negative_slope,
-                   drop_rate=drop_rate)  # fmt: skip
+    _require_types(
+        num_classes=num_classes, in_chans=in_chans, width=width, shortcut_weight=shortcut_weight,
+        negative_slope=negative_slope, method=method, drop_rate=drop_rate,
+    )  # fmt: skip
     for label, count in (("num_classes", num_classes), ("in_chans", in_chans)):
         if count < 1:
             raise ValueError(f"{label} must be >= 1, got {count}")
@@ -183,14 +189,16 @@ def parse_name(name: str) -> tuple[Family, int]:
     (('resnet', 50), ('mlp', 1000))
     """
     found = _NAME.fullmatch(name)
-    if found is None:
-        raise ValueError(f"There is no model {name!r}. {_suggest(name)}")
-    family, depth = cast(Family, found[1]), int(found[2])
-    if family == "resnet" and depth not in RESNETS:
+    if found is None or (found[1] == "resnet" and int(found[2]) not in RESNETS):
+        reason = ": ResNets of that depth are not defined" if found else ""
+        close = difflib.get_close_matches(name.replace(":", ""), _WELL_KNOWN)
+        hint = f"Did you mean {' or '.join(close)}? " if close else ""
         raise ValueError(
-            f"There is no model {name!r}: ResNets of that depth are not defined. "
-            f"{_suggest(family + found[2])}"
+            f"There is no model {name!r}{reason}. {hint}There are "
+            f"{', '.join(list_models('resnet*'))}; mlp takes any depth (mlp50), and wide_resnet "
+            "any depth 6n + 4 (wide_resnet100)."
         )
+    family, depth = cast(Family, found[1]), int(found[2])
     if family == "wide_resnet" and (depths := nearest_wide_depths(depth)) != (depth,):
         nearest = " or ".join(f"wide_resnet{valid}" for valid in depths)
         raise ValueError(
@@ -200,13 +208,16 @@ def parse_name(name: str) -> tuple[Family, int]:
     return family, depth
 
 
-def _suggest(name: str) -> str:
-    close = difflib.get_close_matches(name, _WELL_KNOWN, n=3)
-    hint = f"Did you mean {' or '.join(close)}? " if close else ""
-    return (
-        f"{hint}There are {', '.join(list_models('resnet*'))}; mlp takes any depth (mlp50), and "
-        "wide_resnet any depth 6n + 4 (wide_resnet100)."
-    )
+def nearest_wide_depths(depth: int) -> tuple[int, ...]:
+    """`depth` itself if a Wide ResNet can have it, else its valid neighbours.
+
+    >>> nearest_wide_depths(100), nearest_wide_depths(101), nearest_wide_depths(3)
+    ((100,), (100, 106), (10,))
+    """
+    below = depth - (depth - 4) % 6
+    if below < 10:  # one block per stage
+        return (10,)
+    return (below,) if below == depth else (below, below + 6)
 
 
 def choose_activation(
@@ -223,7 +234,7 @@ def choose_activation(
                 f"prelu trains its slopes, so {type(method).__name__} cannot solve for them. Leave "
                 "the method out, or use leaky_relu."
             )
-        slope = _DEFAULT_PRELU_SLOPE if negative_slope is None else negative_slope
+        slope = 0.25 if negative_slope is None else negative_slope  # He et al. (2015)
         sigmas = _sigma_w_keeping_q(leaky_relu(slope)), 0.0
         return lambda channels: nn.PReLU(channels, slope), sigmas, None
     if str(activation).lower() == "prelu":  # not in the table, which would suggest another
@@ -238,9 +249,8 @@ def choose_activation(
     phi = look_up(activation or _DEFAULT_ACTIVATION.get(type(method), "relu"), negative_slope)
     graph = _graph(plan.thin())
     solution = solve(graph, method, phi, clamp=clamp)
-    shaping = Shaping(method, graph, solution)
-    shaped = lambda _: ShapedActivation.from_solution(solution)
-    return shaped, (solution.sigma_w, solution.sigma_b), shaping
+    factory = lambda _: ShapedActivation.from_solution(solution)
+    return factory, (solution.sigma_w, solution.sigma_b), Shaping(method, graph, solution)
 
 
 def _require_shapeable(plan: Plan, method: Method, negative_slope: float | None) -> None:
@@ -286,8 +296,7 @@ def _plan(
     norm: Norm | None,
 ) -> Plan:
     family, depth = parse_name(name)
-    if norm is not None and norm not in get_args(Norm):
-        raise ValueError(f"norm must be one of {', '.join(get_args(Norm))}, got {norm!r}")
+    _require_choice("norm", norm, (None, *get_args(Norm)))
     if family == "mlp":
         if shortcut_weight is not None or stem is not None:
             given = "stem" if shortcut_weight is None else "shortcut_weight"
@@ -295,7 +304,13 @@ def _plan(
                 f"{name} has no {given}: it is a chain of linear layers. Leave it out, or use a "
                 "resnet."
             )
-        return mlp_plan(depth, width, norm or "none")
+        units = 256 if width is None else width
+        if not 1 <= units <= _MAX_CHANNELS or units != int(units):
+            raise ValueError(
+                "width of an MLP is its units per layer: it must be an integer from 1 to "
+                f"{_MAX_CHANNELS}, such as 256, got {units}"
+            )
+        return MLPPlan(depth, int(units), norm or "none")
     if shortcut_weight is not None and not -1.0 <= shortcut_weight <= 1.0:
         raise ValueError(
             f"shortcut_weight must be in [-1, 1], got {shortcut_weight:g} (0 for no shortcuts, "
@@ -306,21 +321,13 @@ def _plan(
             f"With ordinary sums and norm='none', q grows with every block of {name}. Give a "
             "shortcut_weight, such as 0.8, or 0 for no shortcuts."
         )
-    weight = None if shortcut_weight is None else float(shortcut_weight)
-    norm = norm or ("batch" if weight is None else "none")
-    if family == "resnet":
-        return resnet_plan(depth, width, _stem(stem, sides), weight, norm)
-    return wide_resnet_plan(depth, width, _stem(stem or "cifar", sides), weight, norm)
-
-
-def _stem(stem: Stem | None, sides: tuple[int, int] | None) -> Stem:
-    """The given stem, or the one for images of that size."""
     if stem is None:
-        small = sides is not None and max(sides) <= _LARGEST_SMALL_IMAGE
-        return "cifar" if small else "imagenet"
-    if stem not in get_args(Stem):
-        raise ValueError(f"stem must be one of {', '.join(get_args(Stem))}, got {stem!r}")
-    return stem
+        small = family == "wide_resnet" or (sides and max(sides) <= _LARGEST_SMALL_IMAGE)
+        stem = "cifar" if small else "imagenet"
+    _require_choice("stem", stem, get_args(Stem))
+    weight = None if shortcut_weight is None else float(shortcut_weight)
+    plan = resnet_plan if family == "resnet" else wide_resnet_plan
+    return plan(depth, width, stem, weight, norm or ("batch" if weight is None else "none"))
 
 
 def _sides(img_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -333,6 +340,41 @@ def _sides(img_size: int | tuple[int, int]) -> tuple[int, int]:
             f"got {img_size}"
         )
     return int(sides[0]), int(sides[1])
+
+
+def resnet_plan(
+    depth: int, width: float | None, stem: Stem, shortcut_weight: float | None, norm: Norm
+) -> ResNetPlan:
+    """The plan of an ImageNet ResNet whose layers have `width` times the standard channels."""
+    blocks, bottleneck = RESNETS[depth]
+    channels = _times(64, 1 if width is None else width)
+    return ResNetPlan(blocks, bottleneck, channels, channels, stem, shortcut_weight, norm)
+
+
+def wide_resnet_plan(
+    depth: int, width: float | None, stem: Stem, shortcut_weight: float | None, norm: Norm
+) -> ResNetPlan:
+    """The plan of a Wide ResNet (Zagoruyko & Komodakis 2016) with the widening factor `width`.
+
+    Its depth of 6n + 4 counts the stem, 6n layers in blocks, and three projections.
+    """
+    blocks, stem_channels = ((depth - 4) // 6,) * 3, 16
+    channels = _times(stem_channels, 2 if width is None else width)  # 2: appendix E
+    return ResNetPlan(blocks, False, stem_channels, channels, stem, shortcut_weight, norm)
+
+
+def _times(channels: int, width: float) -> int:
+    if not 0.5 <= channels * width <= _MAX_CHANNELS:
+        raise ValueError(
+            f"width multiplies {channels} channels: at least 1 and at most {_MAX_CHANNELS} must "
+            f"result, got {width} (try 1, 2 or 0.25)"
+        )
+    return max(1, round(channels * width))
+
+
+def _require_choice(name: str, given: str | None, choices: Sequence[str | None]) -> None:
+    if given not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(filter(None, choices))}, got {given!r}")
 
 
 def _require_types(**given: object) -> None:

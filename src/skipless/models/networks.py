@@ -22,8 +22,8 @@ follows the last block, is $n B (1 - w^2) + T w^2 + 1$ times $C''(1)$ (appendix 
 | `resnet18`, 34                 | 2 | 2 B + 2  | 3 | $(L - 5)(1 - w^2) + 4$   |
 | `wide_resnet`, widened         | 2 | 2 B + 4  | 3 | $(L - 7)(1 - w^2) + 4$   |
 
-B.5 calls L the number of nonlinear layers, but it is the depth in the network's name. This counts
-the stem and the logits, so that ResNet-50 has 49 activations: 48 in its blocks, one after them.
+B.5 calls L the number of nonlinear layers, but it is the depth in the network's name, which counts
+the stem and the logits: ResNet-50 has 49 activations, 48 in its blocks and one after them.
 
 Parameters for 1000 classes:
 
@@ -37,18 +37,15 @@ Parameters for 1000 classes:
 | `resnet200` |                  | 64,666,152 | 61,813,096 |
 
 Post-activation (v1) ResNets (torchvision) have the same convolutions, but normalise their outputs,
-not their inputs. A bottleneck that takes `inputs` channels to 4 c normalises c + c + 4 c in v1 and
-`inputs` + c + c here. Over all blocks v1 has 2048 - 64 channels more, which is what its norm after
-the stem (64) lacks against ours at the end (2048). What remains are v1's norms after projections:
-two parameters for each of 256 + 512 + 1024 + 2048 channels, 7680 in all; without bottlenecks, for
-128 + 256 + 512 channels, 1792.
+not their inputs. The difference is their norms after projections: two parameters for each of 256 +
+512 + 1024 + 2048 channels, 7680 in all; without bottlenecks, of 128 + 256 + 512 channels, 1792.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -61,21 +58,6 @@ from skipless.core.solution import Method, Solution
 Norm = Literal["none", "batch", "layer"]
 Stem = Literal["imagenet", "cifar"]
 
-# Blocks of each stage, and whether they are bottlenecks (He et al. 2015, table 1; He et al. 2016).
-RESNETS: dict[int, tuple[tuple[int, ...], bool]] = {
-    18: ((2, 2, 2, 2), False),
-    34: ((3, 4, 6, 3), False),
-    50: ((3, 4, 6, 3), True),
-    101: ((3, 4, 23, 3), True),
-    152: ((3, 8, 36, 3), True),
-    200: ((3, 24, 36, 3), True),
-}
-_RESNET_CHANNELS = 64
-_WIDE_RESNET_CHANNELS = 16
-_DEFAULT_WIDENING = 2  # of the paper's experiments on CIFAR-10 (appendix E)
-_DEFAULT_UNITS = 256
-_MIN_WIDE_DEPTH = 10  # with one block per stage
-_MAX_CHANNELS = 2**24  # of a first stage: the bytes of any later layer still fit 63 bits
 _EXPANSION = 4  # of a bottleneck
 _BATCH_MOMENTUM = 0.1  # torch's convention for statistics that decay by 0.9 a step (appendix D)
 
@@ -133,70 +115,19 @@ class Shaping:
         return self  # immutable, and the graph of a deep network is large
 
 
-def resnet_plan(
-    depth: int, width: float | None, stem: Stem, shortcut_weight: float | None, norm: Norm
-) -> ResNetPlan:
-    """The plan of an ImageNet ResNet whose layers have `width` times the standard channels."""
-    blocks, bottleneck = RESNETS[depth]
-    channels = _times(_RESNET_CHANNELS, 1 if width is None else width)
-    return ResNetPlan(blocks, bottleneck, channels, channels, stem, shortcut_weight, norm)
-
-
-def wide_resnet_plan(
-    depth: int, width: float | None, stem: Stem, shortcut_weight: float | None, norm: Norm
-) -> ResNetPlan:
-    """The plan of a Wide ResNet (Zagoruyko & Komodakis 2016) with the widening factor `width`.
-
-    Its depth of 6n + 4 counts the stem, 6n layers in blocks, and three projections.
-    """
-    blocks = ((depth - 4) // 6,) * 3
-    channels = _times(_WIDE_RESNET_CHANNELS, _DEFAULT_WIDENING if width is None else width)
-    return ResNetPlan(blocks, False, _WIDE_RESNET_CHANNELS, channels, stem, shortcut_weight, norm)
-
-
-def mlp_plan(depth: int, width: float | None, norm: Norm) -> MLPPlan:
-    """The plan of a chain of `depth` layers with `width` units each."""
-    units = _DEFAULT_UNITS if width is None else width
-    if not 1 <= units <= _MAX_CHANNELS or units != int(units):
-        raise ValueError(
-            f"width of an MLP is its units per layer: it must be an integer from 1 to "
-            f"{_MAX_CHANNELS}, such as 256, got {units}"
-        )
-    return MLPPlan(depth, int(units), norm)
-
-
-def nearest_wide_depths(depth: int) -> tuple[int, ...]:
-    """`depth` itself if a Wide ResNet can have it, else its valid neighbours.
-
-    >>> nearest_wide_depths(100), nearest_wide_depths(101), nearest_wide_depths(3)
-    ((100,), (100, 106), (10,))
-    """
-    below = depth - (depth - 4) % 6
-    if below < _MIN_WIDE_DEPTH:
-        return (_MIN_WIDE_DEPTH,)
-    return (below,) if below == depth else (below, below + 6)
-
-
-def _times(channels: int, width: float) -> int:
-    if not 0.5 <= channels * width <= _MAX_CHANNELS:
-        raise ValueError(
-            f"width multiplies {channels} channels: at least 1 and at most {_MAX_CHANNELS} must "
-            f"result, got {width} (try 1, 2 or 0.25)"
-        )
-    return max(1, round(channels * width))
-
-
 def _pre_activation(
-    channels: int, norm: Norm, activation: ActivationFactory, *, images: bool, suffix: str = ""
-) -> Iterator[tuple[str, nn.Module]]:
-    """Normalisation, if any, and the activation, with their names."""
+    width: int, norm: Norm, activation: ActivationFactory, *, images: bool = True, suffix: str = ""
+) -> OrderedDict[str, nn.Module]:
+    """Normalisation, if any, and the activation, by their names."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
     if norm == "batch":
         kind = nn.BatchNorm2d if images else nn.BatchNorm1d
-        yield f"norm{suffix}", kind(channels, momentum=_BATCH_MOMENTUM)
+        layers[f"norm{suffix}"] = kind(width, momentum=_BATCH_MOMENTUM)
     elif norm == "layer":
         # All channels and locations of an image are normalised together, whatever its size.
-        yield f"norm{suffix}", nn.GroupNorm(1, channels) if images else nn.LayerNorm(channels)
-    yield f"activation{suffix}", activation(channels)
+        layers[f"norm{suffix}"] = nn.GroupNorm(1, width) if images else nn.LayerNorm(width)
+    layers[f"activation{suffix}"] = activation(width)
+    return layers
 
 
 def _convolution(
@@ -218,30 +149,24 @@ class Block(nn.Module):
         activation: ActivationFactory,
     ) -> None:
         super().__init__()
-        weight, norm = plan.shortcut_weight, plan.norm
+        norm = plan.norm
+        layers = [(channels, 3, stride), (channels, 3, 1)]
         if plan.bottleneck:
-            outputs = _EXPANSION * channels
-            layers = [(channels, 1, 1), (channels, 3, stride), (outputs, 1, 1)]
-        else:
-            outputs = channels
-            layers = [(channels, 3, stride), (channels, 3, 1)]
-        self.pre: nn.Sequential = nn.Sequential(
-            OrderedDict(_pre_activation(inputs, norm, activation, images=True))
-        )
+            layers = [(channels, 1, 1), (channels, 3, stride), (_EXPANSION * channels, 1, 1)]
+        self.outputs: int = layers[-1][0]
+        self.pre: nn.Sequential = nn.Sequential(_pre_activation(inputs, norm, activation))
         branch: OrderedDict[str, nn.Module] = OrderedDict()
         before = inputs
         for number, (after, kernel, step) in enumerate(layers, start=1):
             if number > 1:
-                suffix = str(number)
-                branch |= _pre_activation(before, norm, activation, images=True, suffix=suffix)
+                branch |= _pre_activation(before, norm, activation, suffix=str(number))
             branch[f"conv{number}"] = _convolution(before, after, kernel, step, norm=norm)
             before = after
         self.branch: nn.Sequential = nn.Sequential(branch)
-        self.shortcut_weight: float | None = weight
+        self.shortcut_weight: float | None = plan.shortcut_weight
         self.projection: nn.Conv2d | None = None
-        if weight != 0.0 and (stride != 1 or inputs != outputs):
-            self.projection = _convolution(inputs, outputs, 1, stride, norm=norm)
-        self.outputs: int = outputs
+        if self.shortcut_weight != 0.0 and (stride != 1 or inputs != self.outputs):
+            self.projection = _convolution(inputs, self.outputs, 1, stride, norm=norm)
 
     def forward(self, x: Tensor) -> Tensor:
         pre = self.pre(x)
@@ -280,9 +205,7 @@ class ResNet(nn.Module):
                 inputs = block.outputs
             stages.append(nn.Sequential(*blocks))
         self.stages: nn.Sequential = nn.Sequential(*stages)
-        self.post: nn.Sequential = nn.Sequential(
-            OrderedDict(_pre_activation(inputs, plan.norm, activation, images=True))
-        )
+        self.post: nn.Sequential = nn.Sequential(_pre_activation(inputs, plan.norm, activation))
         self.dropout: nn.Dropout = nn.Dropout(drop_rate)
         self.fc: nn.Linear = nn.Linear(inputs, num_classes)
 
@@ -296,14 +219,11 @@ def _stem(plan: ResNetPlan, inputs: int) -> nn.Sequential:
 
     The ImageNet stem reduces an image of 224 to 56 locations a side; "cifar" keeps the size.
     """
-    channels, norm = plan.stem_channels, plan.norm
-    stem: OrderedDict[str, nn.Module] = OrderedDict()
-    if plan.stem == "imagenet":
-        stem["conv"] = _convolution(inputs, channels, 7, 2, norm=norm)
-        stem["pool"] = nn.MaxPool2d(3, 2, 1)
-    else:
-        stem["conv"] = _convolution(inputs, channels, 3, norm=norm)
-    return nn.Sequential(stem)
+    large = plan.stem == "imagenet"
+    kernel, stride = (7, 2) if large else (3, 1)
+    conv = _convolution(inputs, plan.stem_channels, kernel, stride, norm=plan.norm)
+    pool = [("pool", nn.MaxPool2d(3, 2, 1))] if large else []
+    return nn.Sequential(OrderedDict([("conv", conv), *pool]))
 
 
 class MLP(nn.Module):
@@ -325,7 +245,7 @@ class MLP(nn.Module):
         for _ in range(plan.depth):
             linear = nn.Linear(inputs, plan.width, bias=plan.norm == "none")
             after = _pre_activation(plan.width, plan.norm, activation, images=False)
-            layers.append(nn.Sequential(OrderedDict([("linear", linear), *after])))
+            layers.append(nn.Sequential(OrderedDict(linear=linear, **after)))
             inputs = plan.width
         self.layers: nn.Sequential = nn.Sequential(*layers)
         self.dropout: nn.Dropout = nn.Dropout(drop_rate)
@@ -351,11 +271,10 @@ def build_network(
     device = torch.get_default_device()
     ends = {"num_classes": num_classes, "drop_rate": drop_rate}
     with torch.device("meta"):
-        match plan:
-            case ResNetPlan():
-                network = ResNet(plan, activation, in_chans=inputs, **ends)
-            case MLPPlan():
-                network = MLP(plan, activation, in_features=inputs, **ends)
+        if isinstance(plan, ResNetPlan):
+            network = ResNet(plan, activation, in_chans=inputs, **ends)
+        else:
+            network = MLP(plan, activation, in_features=inputs, **ends)
     network.to_empty(device=device)
     for module in network.modules():
         if isinstance(module, nn.PReLU):  # initialised here, not drawn
