@@ -9,9 +9,8 @@ from onnxruntime import quantization
 from torch import nn
 
 import onnx
-from skipless.onnx.int8 import quantize
 from skipless.onnx.run import open_session, run_session
-from skipless.onnx.writer import write
+from skipless.onnx.writer import quantize, write
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """ONNX files: write a model, quantise it, read it as a graph, find its peak memory."""
 
 from .graph import peak_memory, read
-from .int8 import quantize
-from .writer import export
+from .writer import export, quantize
 
 __all__ = ["export", "peak_memory", "quantize", "read"]

@@ -96,18 +96,28 @@ class OnnxGraph:
             total += operation.multiply_adds
         return total
 
-    def require_shapes(self) -> None:
-        """Raise if the shape of an activation is unknown."""
-        for operation in self.operations:
-            if not set(operation.writes) <= set(self.activations):
-                raise UnknownShapeError(f"{operation.kind} {operation.name}")
-
 
 def read(path: str | Path, batch_size: int = 1) -> OnnxGraph:
     """The graph in the file at `path`, for batches of that size."""
     import onnx
 
-    return _graph(onnx.load(path, load_external_data=False), _shapes(Path(path), batch_size))
+    model = onnx.load(path, load_external_data=False)
+    shapes = _shapes(model, batch_size)
+    constants = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    sizes = {**{name: known.shape for name, known in shapes.items()}, **constants}
+    inputs = tuple(value.name for value in model.graph.input if value.name not in constants)
+    known, operations = set(inputs), []
+    for node in model.graph.node:
+        reads = tuple(dict.fromkeys(name for name in node.input if name in known))
+        if not reads:
+            continue
+        writes = tuple(name for name in node.output if name)
+        known |= set(writes)
+        count = _multiply_adds(node, sizes)
+        operations.append(OnnxOperation(node.op_type, reads, writes, count, node.name or writes[0]))
+    outputs = tuple(value.name for value in model.graph.output)
+    activations = {name: shapes[name] for name in sorted(known & set(shapes))}
+    return OnnxGraph(tuple(operations), activations, inputs, outputs)
 
 
 def peak_memory(path: str | Path, batch_size: int = 1) -> int:
@@ -115,11 +125,10 @@ def peak_memory(path: str | Path, batch_size: int = 1) -> int:
     return best_schedule(read(path, batch_size)).peak
 
 
-def _shapes(path: Path, batch_size: int) -> dict[str, TensorInfo]:
-    """Every tensor whose shape ONNX can infer from the batch size."""
+def _shapes(model: onnx.ModelProto, batch_size: int) -> dict[str, TensorInfo]:
+    """Every tensor whose shape ONNX can infer from the batch size, which `model` is given."""
     import onnx
 
-    model = onnx.load(path, load_external_data=False)
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for size in value.type.tensor_type.shape.dim:
             if size.HasField("dim_param"):
@@ -137,33 +146,6 @@ def _shapes(path: Path, batch_size: int) -> dict[str, TensorInfo]:
         if value.type.tensor_type.HasField("shape")  # a scalar has one, too
         and all(size.HasField("dim_value") for size in value.type.tensor_type.shape.dim)
     }
-
-
-def _graph(model: onnx.ModelProto, shapes: Mapping[str, TensorInfo]) -> OnnxGraph:
-    graph = model.graph
-    constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    sizes = {**{name: known.shape for name, known in shapes.items()}, **constants}
-    inputs = tuple(value.name for value in graph.input if value.name not in constants)
-    known, operations = set(inputs), []
-    for node in input_dependent_nodes(model):
-        reads = tuple(dict.fromkeys(name for name in node.input if name in known))
-        writes = tuple(name for name in node.output if name)
-        known |= set(writes)
-        count = _multiply_adds(node, sizes)
-        operations.append(OnnxOperation(node.op_type, reads, writes, count, node.name or writes[0]))
-    outputs = tuple(value.name for value in graph.output)
-    activations = {name: shapes[name] for name in sorted(known & set(shapes))}
-    return OnnxGraph(tuple(operations), activations, inputs, outputs)
-
-
-def input_dependent_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """The nodes that depend on the input, in the order of `OnnxGraph.operations`."""
-    constants = {tensor.name for tensor in model.graph.initializer}
-    known = {value.name for value in model.graph.input if value.name not in constants}
-    for node in model.graph.node:
-        if known & set(node.input):
-            known |= set(node.output) - {""}
-            yield node
 
 
 def _multiply_adds(node: onnx.NodeProto, sizes: Mapping[str, tuple[int, ...]]) -> int | None:
@@ -236,7 +218,6 @@ class MemorySchedule:
 
     order: tuple[int, ...]
     peak: int
-    worst: int  # the operation that runs at the peak
     optimal: bool
 
 
@@ -252,9 +233,11 @@ def best_schedule(graph: OnnxGraph, max_states: int = _MAX_STATES) -> MemorySche
     >>> convs = [OnnxOperation(kind, (source,), (target,)) for kind, source, target in steps]
     >>> add = OnnxOperation("Add", ("end", "short"), ("y",))
     >>> best_schedule(OnnxGraph((*convs, add), tensors, ("x",), ("y",)))
-    MemorySchedule(order=(0, 1, 2, 3), peak=11, worst=1, optimal=True)
+    MemorySchedule(order=(0, 1, 2, 3), peak=11, optimal=True)
     """
-    graph.require_shapes()
+    for operation in graph.operations:
+        if not set(operation.writes) <= set(graph.activations):
+            raise UnknownShapeError(f"{operation.kind} {operation.name}")
     memory = MemoryPlan(graph)
     ties = count()
     start = _State(0, memory.held_at_start, memory.ready_at_start, None)
@@ -263,14 +246,20 @@ def best_schedule(graph: OnnxGraph, max_states: int = _MAX_STATES) -> MemorySche
     while waiting and len(visited) < max_states:
         peak, steps, _, state = heapq.heappop(waiting)
         if not state.ready:
-            return memory.evaluate(_order(state), optimal=True)
+            return MemorySchedule(_order(state), peak, optimal=True)
         if state.done in visited:
             continue
         visited.add(state.done)
         for longest, after in _successors(memory, state, peak):
             # Of equal peaks, the path nearest to the end comes first.
             heapq.heappush(waiting, (longest, steps - 1, next(ties), after))
-    return memory.evaluate(range(len(graph.operations)), optimal=False)
+    order = range(len(graph.operations))
+    done, held, peak = 0, memory.held_at_start, 0
+    for number in order:
+        during, held = memory.step(number, done, held)
+        done |= 1 << number
+        peak = max(peak, during)
+    return MemorySchedule(tuple(order), peak, optimal=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,16 +350,6 @@ class MemoryPlan:
     def unblocked_by(self, number: int, done: int) -> Iterator[int]:
         """The operations that wait only for this one."""
         return (n for n in self._next[number] if self._needs[n] & ~done == 0)
-
-    def evaluate(self, order: Sequence[int], *, optimal: bool) -> MemorySchedule:
-        """The schedule of an order of all operations."""
-        done, held, peak, worst = 0, self.held_at_start, 0, 0
-        for number in order:
-            during, held = self.step(number, done, held)
-            done |= 1 << number
-            if during > peak:
-                peak, worst = during, number
-        return MemorySchedule(tuple(order), peak, worst, optimal)
 
     def _size(self, place: str) -> int:
         return self.graph.activations[place].size

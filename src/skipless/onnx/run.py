@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .graph import VIEWS, MemoryPlan, MemorySchedule, OnnxGraph, input_dependent_nodes, read
+from .graph import VIEWS, MemoryPlan, MemorySchedule, OnnxGraph, OnnxOperation, read
 
 if TYPE_CHECKING:
     import onnxruntime
+    from onnx.utils import Extractor
 
     import onnx
 
@@ -75,8 +76,8 @@ def measure_peak_memory(path: Path, schedule: MemorySchedule, batch: np.ndarray)
     """
     import onnx
 
-    graph, model = read(path, len(batch)), onnx.load(path)
-    found, peak = _run_by_schedule(graph, model, schedule, batch)
+    graph = read(path, len(batch))
+    found, peak = _run_by_schedule(graph, _extractor(onnx.load(path), graph), schedule, batch)
     expected = run_session(open_session(path), batch)
     error = float(np.abs(found - expected).max())
     if not error <= _TOLERANCE * np.abs(expected).max():
@@ -88,10 +89,10 @@ def measure_peak_memory(path: Path, schedule: MemorySchedule, batch: np.ndarray)
 
 
 def _run_by_schedule(
-    graph: OnnxGraph, model: onnx.ModelProto, schedule: MemorySchedule, batch: np.ndarray
+    graph: OnnxGraph, parts: Extractor, schedule: MemorySchedule, batch: np.ndarray
 ) -> tuple[np.ndarray, int]:
     """The output, and the most bytes that arrays take at once."""
-    memory, single = MemoryPlan(graph), _SingleOperation(graph, model)
+    memory = MemoryPlan(graph)
     last = {n: i for i in schedule.order for n in graph.operations[i].reads}
     last |= dict.fromkeys(graph.outputs, -1)
     done, peak = 0, 0
@@ -99,18 +100,15 @@ def _run_by_schedule(
         arrays = {graph.inputs[0]: batch.copy()}
         for number in schedule.order:
             operation = graph.operations[number]
-            over = memory.overwritten(number, done)
+            view = operation.kind in VIEWS
+            held = operation.reads[0] if view else memory.overwritten(number, done)
             for name in operation.writes:
                 like = graph.activations[name]
-                if operation.kind in VIEWS:
-                    arrays[name] = arrays[operation.reads[0]].reshape(like.shape)
-                elif over is not None:
-                    arrays[name] = arrays[over].reshape(like.shape)
-                else:
-                    arrays[name] = np.empty(like.shape, like.dtype)
+                place = np.empty(like.shape, like.dtype) if held is None else arrays[held]
+                arrays[name] = place.reshape(like.shape)
             peak = max(peak, taken())
-            if operation.kind not in VIEWS:
-                single.run(number, arrays)
+            if not view:
+                _run_operation(parts, operation, arrays)
             done |= 1 << number
             for name in {*operation.reads, *operation.writes}:
                 if last.get(name, number) == number:
@@ -118,65 +116,30 @@ def _run_by_schedule(
         return arrays[graph.outputs[0]], peak
 
 
-class _SingleOperation:
-    """Runs single operations of a file."""
+def _extractor(model: onnx.ModelProto, graph: OnnxGraph) -> Extractor:
+    """Makes models of parts of `model`, whose activations have the shapes that `graph` knows."""
+    import onnx.utils
 
-    def __init__(self, graph: OnnxGraph, model: onnx.ModelProto) -> None:
-        self._graph, self._model, self._protos = graph, model, list(input_dependent_nodes(model))
-        self._weights = {tensor.name: tensor for tensor in model.graph.initializer}
-        dependent = {id(node) for node in self._protos}
-        computed = (node for node in model.graph.node if id(node) not in dependent)
-        self._constants = {name: node for node in computed for name in node.output}
-
-    def run(self, number: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Run an operation on its arrays among `arrays`."""
-        operation = self._graph.operations[number]
-        running = open_session(self._model_of(number).SerializeToString())
-        binding = running.io_binding()
-        for name in operation.reads:
-            _bind(binding.bind_input, name, arrays[name])
-        for name in operation.writes:
-            _bind(binding.bind_output, name, arrays[name])
-        running.run_with_iobinding(binding)
-
-    def _model_of(self, number: int) -> onnx.ModelProto:
-        from onnx import helper
-
-        operation, node = self._graph.operations[number], self._protos[number]
-        constants = list(self._constants_of(node))
-        weights = [self._weights[n] for n in _inputs(node, *constants) if n in self._weights]
-        reads, writes = (
-            [self._value_info(name) for name in names]
-            for names in (operation.reads, operation.writes)
-        )
-        graph = helper.make_graph([*constants, node], "single", reads, writes, weights)
-        return helper.make_model(
-            graph,
-            opset_imports=self._model.opset_import,
-            ir_version=self._model.ir_version,
-            functions=self._model.functions,
-        )
-
-    def _constants_of(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-        """The nodes that `node` needs and that do not depend on the input."""
-        for source in (self._constants[n] for n in _inputs(node) if n in self._constants):
-            yield from self._constants_of(source)
-            yield source
-
-    def _value_info(self, name: str) -> onnx.ValueInfoProto:
-        from onnx import helper
-
-        like = self._graph.activations[name]
-        kind = helper.np_dtype_to_tensor_dtype(like.dtype)
-        return helper.make_tensor_value_info(name, kind, like.shape)
+    model.graph.ClearField("value_info")
+    for name, like in graph.activations.items():
+        kind = onnx.helper.np_dtype_to_tensor_dtype(like.dtype)
+        model.graph.value_info.append(onnx.helper.make_tensor_value_info(name, kind, like.shape))
+    return onnx.utils.Extractor(model)
 
 
-def _inputs(*several: onnx.NodeProto) -> list[str]:
-    return list(dict.fromkeys(name for node in several for name in node.input))
-
-
-def _bind(bind: Callable[..., None], name: str, array: np.ndarray) -> None:
-    bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+def _run_operation(
+    parts: Extractor, operation: OnnxOperation, arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Run a single operation on its arrays among `arrays`."""
+    single = parts.extract_model(list(operation.reads), list(operation.writes))
+    running = open_session(single.SerializeToString())
+    binding = running.io_binding()
+    ends = (binding.bind_input, operation.reads), (binding.bind_output, operation.writes)
+    for bind, names in ends:
+        for name in names:
+            array = arrays[name]
+            bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    running.run_with_iobinding(binding)
 
 
 @contextmanager

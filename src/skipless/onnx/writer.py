@@ -1,4 +1,4 @@
-"""Models written as ONNX files, and verified in onnxruntime.
+"""Models written as ONNX files, verified in onnxruntime, and quantised.
 
 PyTorch's exporter writes a mean over all locations as a general `ReduceMean`, and a flattening as a
 `Reshape` to explicit sizes. Runtimes for small devices, and quantisers, know these as
@@ -12,16 +12,19 @@ import copy
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from skipless.torch.fold import fold
+
+from .run import open_session, run_session
 
 if TYPE_CHECKING:
     import onnx
@@ -47,26 +50,25 @@ def export(model: nn.Module, example: Tensor, path: str | Path) -> Path:
 
 
 def _write_verified(model: nn.Module, example: Tensor, path: Path) -> Path:
-    onnxruntime = require_onnx()
+    require_onnx()
     model_name, evaluated = type(model).__name__, copy.deepcopy(model).eval()
     require_batch(evaluated, example, model_name)
     twice = torch.cat([example, example])  # a batch of 1 would be taken for a constant
     write(fold(model, example), twice, path)
     rewrite_pools(path)
     try:
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        session = open_session(path, threads=0)
     except Exception as refused:  # onnxruntime's errors have no other base
         reason = " ".join(str(refused).split())[:300].rstrip(".")
         raise RuntimeError(
             f"onnxruntime cannot read {path.name}, which torch.onnx wrote of {model_name}: "
             f"{reason}. Remove the operation that it names from the network."
         ) from refused
-    name = session.get_inputs()[0].name
     for batch in (example, twice):
         with torch.no_grad():
             expected = evaluated(batch).cpu()
         try:
-            found = torch.from_numpy(session.run(None, {name: batch.cpu().numpy()})[0])
+            found = torch.from_numpy(run_session(session, batch.cpu().numpy()))
         except Exception as refused:
             raise RuntimeError(
                 f"onnxruntime cannot run {path.name} on a batch of {len(batch)}: {refused}. Remove "
@@ -148,12 +150,11 @@ def _quiet_export() -> Iterator[None]:
             own.setLevel(level)
 
 
-def require_onnx() -> ModuleType:
-    """onnxruntime; raises unless it and all else that ONNX files need are installed."""
+def require_onnx() -> None:
+    """Raise unless all that ONNX files need is installed."""
     try:
-        import_module("onnx")  # torch.onnx needs this and the next
-        import_module("onnxscript")
-        return import_module("onnxruntime")
+        for name in ("onnx", "onnxscript", "onnxruntime"):  # torch.onnx needs the first two
+            import_module(name)
     except ModuleNotFoundError as error:
         raise ImportError(
             f"ONNX export needs {error.name}: pip install 'skipless[deploy]'"
@@ -182,13 +183,11 @@ def rewrite_pools(path: Path) -> None:
             rewritten.append(node)
     used = {name for node in rewritten for name in node.input}
     kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    for field in ("node", "initializer"):
-        result.graph.ClearField(field)
-    result.graph.node.extend(rewritten)
-    result.graph.initializer.extend(kept)
-    onnx.save(result, path)
+    model.graph.ClearField("node")
+    model.graph.ClearField("initializer")
+    model.graph.node.extend(rewritten)
+    model.graph.initializer.extend(kept)
+    onnx.save(model, path)
 
 
 def _pool(node: onnx.NodeProto, axes: list[int], shapes: _Shapes) -> list[onnx.NodeProto]:
@@ -216,3 +215,51 @@ def _flatten(source: str, node: onnx.NodeProto) -> onnx.NodeProto:
     from onnx import helper
 
     return helper.make_node("Flatten", [source], node.output, node.name, axis=1)
+
+
+def quantize(path: str | Path, output: str | Path, batches: Iterable[np.ndarray]) -> Path:
+    """Write the network at `path` to `output` with 8-bit weights and activations; returns `output`.
+
+    Each channel of a weight has its own scale; the scale of an activation follows from its smallest
+    and largest value in `batches`. Both are unsigned: with signed weights, processors without VNNI
+    instructions would clip sums of two products, or weights could use 7 bits only.
+    """
+    from onnxruntime import quantization
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    path, output = Path(path), Path(output)
+    name = open_session(path).get_inputs()[0].name
+    feeds = ({name: batch} for batch in batches)
+    reader: Any = SimpleNamespace(get_next=lambda: next(feeds, None))
+    # Next to the output, which it replaces when it is complete.
+    with (
+        tempfile.TemporaryDirectory(dir=output.parent, prefix=".unfinished-") as folder,
+        _quiet_quantiser(),
+    ):
+        prepared, written = Path(folder) / "prepared.onnx", Path(folder) / output.name
+        # PyTorch's exporter has written the shapes already.
+        quant_pre_process(path, prepared, skip_symbolic_shape=True)
+        quantization.quantize_static(
+            prepared,
+            written,
+            reader,
+            quant_format=quantization.QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=quantization.QuantType.QUInt8,
+            weight_type=quantization.QuantType.QUInt8,
+            extra_options={"WeightSymmetric": True},
+        )
+        written.replace(output)
+    return output
+
+
+@contextlib.contextmanager
+def _quiet_quantiser() -> Iterator[None]:
+    """Silences onnxruntime's notes on its own defaults, which go to the root logger."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
