@@ -12,11 +12,11 @@ in float32, or float64 for weights of that type, on the device of the `generator
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -56,8 +56,7 @@ def scaled_uniform_orthogonal_(
     >>> torch.allclose(weight.T @ weight, 2 * torch.eye(3), atol=1e-5)
     True
     """
-    _fill_(_blocks(weight, groups), _Sampler("orthogonal", gain, generator))
-    return weight
+    return _Sampler("orthogonal", gain, generator).draw_(weight, groups, delta=False)
 
 
 def gaussian_fan_in_(
@@ -71,8 +70,7 @@ def gaussian_fan_in_(
     >>> round(400 * weight.square().mean().item(), 2)
     1.0
     """
-    _fill_(_blocks(weight), _Sampler("gaussian", gain, generator))
-    return weight
+    return _Sampler("gaussian", gain, generator).draw_(weight, delta=False)
 
 
 def delta_(
@@ -102,9 +100,7 @@ def delta_(
     >>> torch.allclose(centre @ centre.T, torch.eye(4), atol=1e-5), int(weight.count_nonzero())
     (True, 16)
     """
-    sampler = _Sampler(distribution, gain, generator)
-    _fill_taps_(_blocks(weight, groups), _centre(weight.shape[2:]), sampler)
-    return weight
+    return _Sampler(distribution, gain, generator).draw_(weight, groups)
 
 
 def transposed_delta_(
@@ -130,11 +126,8 @@ def transposed_delta_(
     >>> torch.allclose(up.square().mean(dim=1), torch.ones(10))
     True
     """
-    blocks, kernel = _blocks(weight, groups, transposed=True), weight.shape[2:]
-    strides = (stride,) * len(kernel) if isinstance(stride, int) else tuple(stride)
-    _require_no_gaps(kernel, strides, (1,) * len(kernel))
-    _fill_taps_(blocks, _middle(kernel, strides), _Sampler(distribution, gain, generator))
-    return weight
+    strides = (stride,) if isinstance(stride, int) else stride
+    return _Sampler(distribution, gain, generator).draw_(weight, groups, strides)
 
 
 def initialize_(
@@ -171,29 +164,78 @@ def initialize_(
     _require_plain_parameters(model)
     sampler = _Sampler(distribution, sigma_w, generator)
     drawn: set[int] = set()
+
+    def draw_layer_(
+        weight: Tensor,
+        bias: Tensor | None,
+        groups: int,
+        strides: Sequence[int],
+        right: bool = False,
+    ) -> None:
+        if id(weight) not in drawn:
+            sampler.draw_(weight.mT if right else weight, groups, strides, delta=delta)
+        if bias is not None and id(bias) not in drawn:
+            flat = bias.detach()
+            flat.copy_(sigma_b * sampler.normal(flat.shape, flat)) if sigma_b else flat.zero_()
+        drawn.update((id(weight), id(bias)))
+
     for module in model.modules():
         if isinstance(module, _Normalisation):
             module.reset_parameters()
         elif isinstance(module, _Affine):
-            if id(module.weight) not in drawn:
-                _draw_weight_(module, sampler, delta)
-            if module.bias is not None and id(module.bias) not in drawn:
-                _draw_bias_(module.bias, sampler, sigma_b)
+            groups = 1 if isinstance(module, nn.Linear) else module.groups
+            strides = module.stride if isinstance(module, _Transposed) else ()
+            draw_layer_(module.weight, module.bias, groups, strides)
         else:
             continue
         drawn.update(id(parameter) for parameter in module.parameters(recurse=False))
-    if isinstance(model, fx.GraphModule):
-        _draw_called_layers_(model, sampler, sigma_b, delta, drawn)
+    for _, weight, bias, groups, strides, right in _called_layers(model):
+        if weight is not None:
+            draw_layer_(weight, bias, groups, strides, right)
     return [name for name, parameter in model.named_parameters() if id(parameter) not in drawn]
 
 
 @dataclass(frozen=True)
 class _Sampler:
-    """How matrices are drawn: their distribution, their scale and the source of randomness."""
+    """How weights are drawn: their distribution, their scale and the source of randomness."""
 
     distribution: Distribution
     gain: float
     generator: torch.Generator | None
+
+    def draw_(
+        self, weight: Tensor, groups: int = 1, strides: Sequence[int] = (), *, delta: bool = True
+    ) -> Tensor:
+        """Draw `weight`, which is that of a transposed convolution if there are `strides`.
+
+        With `delta` each group has one matrix, at the middle taps. Otherwise all taps are drawn; in
+        a transposed convolution, those that reach one location are a matrix.
+        """
+        _require_memory(weight)
+        matrix = weight.is_floating_point() and weight.dim() > 1
+        if not matrix or groups < 1 or weight.shape[0] % groups:
+            raise ValueError(
+                "A weight must be floating-point and of shape (out, in, *kernel), with out a "
+                f"multiple of groups={groups}, got {weight.dtype} of shape {tuple(weight.shape)}"
+            )
+        outputs, kernel, transposed = weight.shape[0], weight.shape[2:], bool(strides)
+        steps = tuple(strides) * len(kernel) if len(strides) == 1 else strides or (1,) * len(kernel)
+        blocks = weight.detach().unflatten(0, (groups, outputs // groups))
+        if transposed:
+            _require_no_gaps(kernel, steps, (1,) * len(kernel))
+            blocks = blocks.transpose(1, 2)  # (groups, outputs, inputs, *kernel), as the others
+        if delta:
+            matrices = self.matrices(blocks.shape[:3], blocks)
+            starts = [(n - s + transposed) // 2 for n, s in zip(kernel, steps, strict=True)]
+            taps = [slice(start, start + s) for start, s in zip(starts, steps, strict=True)]
+            blocks.zero_()[(..., *taps)].copy_(matrices[(..., *(None for _ in taps))])
+            return weight
+        for firsts in product(*map(range, steps)):
+            taps = [slice(first, None, s) for first, s in zip(firsts, steps, strict=True)]
+            part = blocks[(..., *taps)]
+            shape = (*part.shape[:2], math.prod(part.shape[2:]))
+            part.copy_(self.matrices(shape, part).reshape(part.shape))
+        return weight
 
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
         device = like.device if self.generator is None else self.generator.device
@@ -230,58 +272,6 @@ def threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _blocks(weight: Tensor, groups: int = 1, transposed: bool = False) -> Tensor:
-    """View of `weight`, detached, as (groups, outputs, inputs, *kernel) of each group."""
-    _require_memory(weight)
-    if not weight.is_floating_point() or weight.dim() < 2 or groups < 1 or weight.shape[0] % groups:
-        raise ValueError(
-            "A weight must be floating-point and of shape (out, in, *kernel), with out a multiple "
-            f"of groups={groups}, got {weight.dtype} of shape {tuple(weight.shape)}"
-        )
-    blocks = weight.detach().unflatten(0, (groups, weight.shape[0] // groups))
-    return blocks.transpose(1, 2) if transposed else blocks
-
-
-def _centre(kernel: Sequence[int]) -> list[slice]:
-    return [slice((size - 1) // 2, (size + 1) // 2) for size in kernel]
-
-
-def _middle(kernel: Sequence[int], stride: Sequence[int]) -> list[slice]:
-    axes = zip(kernel, stride, strict=True)
-    return [slice((size - step + 1) // 2, (size + step + 1) // 2) for size, step in axes]
-
-
-def _fill_(blocks: Tensor, sampler: _Sampler, stride: Sequence[int] = ()) -> None:
-    """Draw all taps. In a transposed convolution, those that reach one location are a matrix."""
-    for first in product(*map(range, stride)):
-        part = blocks[(..., *(slice(i, None, step) for i, step in zip(first, stride, strict=True)))]
-        shape = (*part.shape[:2], math.prod(part.shape[2:]))
-        part.copy_(sampler.matrices(shape, part).reshape(part.shape))
-
-
-def _fill_taps_(blocks: Tensor, taps: Sequence[slice], sampler: _Sampler) -> None:
-    """Draw a matrix for each group and put it at all `taps`, with zeros elsewhere."""
-    matrices = sampler.matrices(blocks.shape[:3], blocks)
-    blocks.zero_()[(..., *taps)].copy_(matrices[(..., *(None for _ in taps))])
-
-
-def _draw_weight_(module: _Affine, sampler: _Sampler, delta: bool) -> None:
-    if isinstance(module, nn.Linear):
-        return _fill_(_blocks(module.weight), sampler)
-    transposed = isinstance(module, _Transposed)
-    blocks = _blocks(module.weight, module.groups, transposed)
-    _draw_kernel_(blocks, sampler, module.stride if transposed else (), delta)
-
-
-def _draw_kernel_(blocks: Tensor, sampler: _Sampler, stride: Sequence[int], delta: bool) -> None:
-    """Draw the weight of a convolution; `stride` is that of a transposed one."""
-    kernel = blocks.shape[3:]
-    if delta:
-        _fill_taps_(blocks, _middle(kernel, stride) if stride else _centre(kernel), sampler)
-    else:
-        _fill_(blocks, sampler, stride)
-
-
 def _require_memory(parameter: Tensor, name: str = "The weight") -> None:
     if nn.parameter.is_lazy(parameter) or parameter.is_meta:
         raise ValueError(
@@ -315,84 +305,50 @@ def _require_plain_parameters(model: nn.Module) -> None:
                 "normalisation, pruning, ...). Remove that, or call initialize_ before it is added."
             )
         if isinstance(module, _Transposed):
-            _require_no_gaps(
-                module.kernel_size, module.stride, module.dilation, name or "The model"
-            )
+            sizes = (module.kernel_size, module.stride, module.dilation)
+            _require_no_gaps(*sizes, name or "The model")
 
 
-def _draw_bias_(bias: Tensor, sampler: _Sampler, sigma_b: float) -> None:
-    bias = bias.detach()
-    bias.copy_(sigma_b * sampler.normal(bias.shape, bias)) if sigma_b else bias.zero_()
+class _CalledLayer(NamedTuple):
+    """A layer that is a function of parameters, with what `_Sampler.draw_` needs."""
+
+    node: fx.Node
+    weight: Tensor | None  # None if it is no parameter
+    bias: Tensor | None
+    groups: int
+    strides: Sequence[int]
+    right: bool  # whether the weight is a matrix (in, out)
 
 
-def _draw_called_layers_(
-    model: fx.GraphModule, sampler: _Sampler, sigma_b: float, delta: bool, drawn: set[int]
-) -> None:
-    """Draw the parameters of layers that `model` writes as functions, and add them to `drawn`."""
-    for node in _called_layers(model):
-        given = _arguments(node)
-        weight, bias = (_parameter(model, given.get(name)) for name in ("weight", "bias"))
-        if weight is None:
+def _called_layers(model: nn.Module) -> Iterator[_CalledLayer]:
+    for node in model.graph.nodes if isinstance(model, fx.GraphModule) else ():
+        target, name = node.target, operation(node)
+        if not isinstance(target, torch._ops.OpOverload) or name not in AFFINE:
             continue
-        if id(weight) not in drawn:
-            _draw_called_weight_(operation(node), weight.detach(), given, sampler, delta)
-        if bias is not None and id(bias) not in drawn:
-            _draw_bias_(bias, sampler, sigma_b)
-        drawn |= {id(weight), id(bias)}
+        names = [argument.name for argument in target._schema.arguments]
+        given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        right = name in ("mm", "addmm", "matmul")
+        weight, bias = given.get("weight"), given.get("bias")
+        if right:
+            weight, bias = given.get("mat2", given.get("other")), None
+            bias = given["self"] if name == "addmm" else None
+        weight, bias = _parameter(model, weight), _parameter(model, bias)
+        strides = given.get("stride", (1,)) if name.startswith("conv_transpose") else ()
+        yield _CalledLayer(node, weight, bias, given.get("groups", 1), strides, right)
 
 
 def require_parameters(model: fx.GraphModule) -> None:
     """Raise if a layer that `model` writes as a function has a weight that cannot be drawn."""
-    for node in _called_layers(model):
-        if _parameter(model, _arguments(node).get("weight")) is None:
+    for layer in _called_layers(model):
+        if layer.weight is None:
             raise UnsupportedModelError(
-                f"{origin(node)} computes {operation(node)} with something that is no parameter of "
-                "the model, so that it cannot be drawn. Remove weight normalisation and the like, "
-                "or write the layer as nn.Linear or nn.Conv2d."
+                f"{origin(layer.node)} computes {operation(layer.node)} with something that is no "
+                "parameter of the model, so that it cannot be drawn. Remove weight normalisation "
+                "and the like, or write the layer as nn.Linear or nn.Conv2d."
             )
-
-
-def _called_layers(model: fx.GraphModule) -> Iterator[fx.Node]:
-    for node in model.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and operation(node) in AFFINE:
-            yield node
-
-
-def _arguments(node: fx.Node) -> Mapping[str, object]:
-    """The arguments of a layer's operation by name, under one name for its weight."""
-    target = node.target
-    assert isinstance(target, torch._ops.OpOverload)
-    names = [argument.name for argument in target._schema.arguments]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    match operation(node):
-        case "mm" | "addmm":
-            return {"weight": given["mat2"], "bias": given.get("self") if "mat1" in given else None}
-        case "matmul":
-            return {"weight": given["other"]}
-        case _:
-            return given
 
 
 def _parameter(model: nn.Module, argument: object) -> nn.Parameter | None:
     if isinstance(argument, fx.Node) and argument.op == "get_attr":
         return model.get_parameter(str(argument.target))
     return None
-
-
-def _draw_called_weight_(
-    name: str, weight: Tensor, given: Mapping[str, object], sampler: _Sampler, delta: bool
-) -> None:
-    groups, stride = given.get("groups", 1), given.get("stride", (1,))
-    assert isinstance(groups, int)
-    assert isinstance(stride, list | tuple)
-    if name in ("mm", "addmm", "matmul"):
-        _fill_(_blocks(weight.mT), sampler)
-    elif name.startswith("conv"):
-        transposed, kernel = name.startswith("conv_transpose"), weight.shape[2:]
-        strides = list(stride) * len(kernel) if len(stride) == 1 else stride
-        _require_no_gaps(kernel, strides if transposed else (1,) * len(kernel), (1,) * len(kernel))
-        _draw_kernel_(
-            _blocks(weight, groups, transposed), sampler, strides if transposed else (), delta
-        )
-    else:
-        _fill_(_blocks(weight), sampler)
