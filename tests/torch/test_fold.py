@@ -22,7 +22,8 @@ from skipless.core import activations as core
 from skipless.onnx import export, writer
 from skipless.torch.activations import ShapedActivation, TReLU
 from skipless.torch.fold import _Tracer, fold
-from skipless.torch.gauges import Equations, plain_operation
+from skipless.torch.gauges import Equations
+from skipless.torch.operations import plain_operation
 
 Activations = Callable[[], ShapedActivation]
 

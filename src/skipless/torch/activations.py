@@ -1,12 +1,9 @@
 """Shaped activations: every φ of `core` in tensors, φ̂ between two affine maps, TReLU in one kernel.
 
 Functions keep the type of their input. Half precision is widened where several operations would
-each round.
-
-Modules hold their constants twice. As buffers of float64 they are listed, saved and loaded with the
-model, and no `.to(torch.bfloat16)` rounds them. As Python floats, which follow what is loaded, they
-compute: PyTorch applies a float in full precision whatever the tensor's type, and waits for no
-device to read it.
+each round. Modules hold their constants twice: as buffers of float64, which are saved and loaded
+and no `.to(torch.bfloat16)` rounds, and as Python floats, which follow what is loaded and compute,
+in full precision and without waiting for a device.
 """
 
 from __future__ import annotations
@@ -237,8 +234,7 @@ class TReLU(ShapedActivation):
 
     Like `nn.LeakyReLU` it saves its input and passes over memory once forwards and once backwards,
     so tensors of 16 MB and more take the same time. Smaller ones, which stay in the cache, take 1.1
-    to 1.25 times as long in eager mode on a CPU: with 128 rows of 512, below 1 % of a step of the
-    linear layer that feeds it. See `benchmarks/activation.py`.
+    to 1.25 times as long in eager mode on a CPU. See `benchmarks/activation.py`.
 
     Below float64, slopes are exact for $|x| < 2^{38}$ and gradients $|\alpha g| > 2^{-62}$, far
     beyond what a working network computes; $-\infty$ and what is below $-2^{64}\gamma$ come out

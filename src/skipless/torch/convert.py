@@ -18,10 +18,10 @@ from skipless.core.activations import Activation
 from skipless.core.convert import ConversionReport, Writer, plan, write
 from skipless.core.solution import TAT, Method
 
+from . import operations as ops
 from .activations import ShapedActivation
 from .init import initialize_, require_parameters
 from .normalize import PerLocationNormalization
-from .operations import called_module, give_bias_, module_of_layer, operation, origin, out_of_place
 from .trace import Reading, UnsupportedModelError, read
 
 _DROPOUTS: dict[str, Callable[[float], nn.Module]] = {
@@ -30,6 +30,9 @@ _DROPOUTS: dict[str, Callable[[float], nn.Module]] = {
     "alpha_dropout": nn.AlphaDropout,
     "feature_alpha_dropout": nn.FeatureAlphaDropout,
 }
+
+
+_STOCK_FORWARDS = {cls.forward for cls in ops.STOCK_LAYERS}
 
 
 class ConvertedModel(fx.GraphModule):
@@ -44,16 +47,14 @@ class ConvertedModel(fx.GraphModule):
         return copy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rebuild, arguments = super().__reduce__()[:2]
-        return _rebuild, (rebuild, arguments, self.skipless_report)
+        return _rebuild, (*super().__reduce__()[:2], self.skipless_report)
 
 
 def _rebuild(rebuild: Any, arguments: Any, report: ConversionReport) -> ConvertedModel:
     plain = rebuild(*arguments)
     model = ConvertedModel(plain, plain.graph, type(plain).__name__)
-    model.train(plain.training)
     model.skipless_report = report
-    return model
+    return model.train(plain.training)
 
 
 def convert(
@@ -147,7 +148,7 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
         return [now.get(a, a) for a in tensor.all_input_nodes]
 
     def origin(self, tensor: fx.Node) -> str:
-        return origin(tensor)
+        return ops.origin(tensor)
 
     def input(self, tensor: fx.Node) -> fx.Node:
         return self.new.placeholder(tensor.name)
@@ -158,7 +159,7 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
             assert name is not None
             self.parts[name] = self.state[name]
             return self.new.get_attr(name)
-        step, (path, call) = self.reading.steps.get(tensor), called_module(tensor)
+        step, (path, call) = self.reading.steps.get(tensor), ops.called_module(tensor)
         if step is None:
             return self._function(tensor, use)
         inputs, module = [use(i) for i in step.inputs[:1]], self.modules.get(path)
@@ -171,19 +172,25 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
             if isinstance(layer, nn.modules.dropout._DropoutNd):
                 layer.inplace = False  # what it would overwrite may have other readers now
             return self._call(own, layer, inputs)
-        name = operation(tensor).rstrip("_")
+        name = ops.plain_operation(tensor)
         if step.kind == "move" and name in _DROPOUTS:
             # As a function, it would not know training from evaluation.
             rate = tensor.args[1]
             assert isinstance(rate, float | int)
-            return self._call(self._free(_join(path, name)), _DROPOUTS[name](rate), inputs)
+            return self._call(self._free(path, name), _DROPOUTS[name](rate), inputs)
         return self._function(tensor, use)
 
     def activation(self, tensor: fx.Node, x: fx.Node) -> fx.Node:
-        name = self._activation_name(called_module(tensor)[0])
-        if name not in self.parts:
-            self.parts[name] = self.shaped()
-        return self.new.call_module(name, (x,))
+        """A call of the module that was only an activation, or of a new one inside of it."""
+        path, _ = ops.called_module(tensor)
+        if path not in self._activation_names:
+            module = self.modules[path]
+            stock = type(module).__module__ == nn.modules.activation.__name__
+            bare = not list(module.parameters()) and not list(module.children())
+            alone = path and (stock or bare)
+            name = path if alone else self._free(path, "activation")
+            self._activation_names[path], self.parts[name] = name, self.shaped()
+        return self.new.call_module(self._activation_names[path], (x,))
 
     def add(self, tensor: fx.Node, terms: Sequence[tuple[float, fx.Node]]) -> fx.Node:
         (weight, total), *rest = terms
@@ -197,8 +204,11 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
         return self.new.call_function(torch.neg, (x,))
 
     def give_bias(self, tensor: fx.Node) -> bool:
-        path = self._layer(tensor)
-        return path is not None and give_bias_(self.modules[path])
+        layer: Any = self.modules.get(self._layer(tensor) or "")
+        if layer is None or layer.bias is not None:
+            return False
+        layer.bias = nn.Parameter(layer.weight.new_zeros(ops.layer_width(layer)))
+        return True
 
     def close(self, output: fx.Node) -> None:
         """Return `output` in the structure that the model gives it, such as a dictionary."""
@@ -210,7 +220,18 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
         self.new.output(pytree.tree_unflatten(values, program.call_spec.out_spec))
 
     def _layer(self, node: fx.Node) -> str | None:
-        return module_of_layer(node, self.modules, self.names)
+        """The path of the module, left as PyTorch made it, whose whole work is this operation."""
+        path, _ = ops.called_module(node)
+        module = self.modules.get(path)
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            return path
+        if not isinstance(module, ops.STOCK_LAYERS) or type(module).forward not in _STOCK_FORWARDS:
+            return None
+        if getattr(module, "padding_mode", "zeros") != "zeros":
+            return None  # which is an operation before the convolution
+        weight = node.args[1] if len(node.args) > 1 else None
+        own = isinstance(weight, fx.Node) and self.names.get(weight.name) == f"{path}.weight"
+        return path if own else None
 
     def _call(self, name: str, module: nn.Module, inputs: Sequence[fx.Node]) -> fx.Node:
         self.parts.setdefault(name, module)
@@ -221,30 +242,17 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
         now = self.reading.inputs.get(node, {})
         argument = lambda a: use(now.get(a, a))
         arguments, keywords = fx.map_arg(node.args, argument), fx.map_arg(node.kwargs, argument)
-        copied = self.new.call_function(out_of_place(node.target), arguments, keywords)
+        copied = self.new.call_function(ops.out_of_place(node), arguments, keywords)
         kept = ("nn_module_stack", "stack_trace")
         copied.meta = {key: value for key, value in node.meta.items() if key in kept}
         return copied
 
-    def _activation_name(self, path: str) -> str:
-        """The path of a module that is only an activation, or a name inside of a larger one."""
-        if path not in self._activation_names:
-            module = self.modules[path]
-            stock = type(module).__module__ == nn.modules.activation.__name__
-            bare = not list(module.parameters()) and not list(module.children())
-            alone = path and (stock or bare)
-            self._activation_names[path] = path if alone else self._free(_join(path, "activation"))
-        return self._activation_names[path]
-
-    def _free(self, name: str) -> str:
-        taken = {*self.parts, *self.modules}
-        while name in taken:
+    def _free(self, path: str, name: str) -> str:
+        """A name inside of `path` that nothing has."""
+        name = f"{path}.{name}" if path else name
+        while name in self.parts or name in self.modules:
             name += "_"
         return name
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _deepcopy(model: nn.Module) -> nn.Module:

@@ -10,14 +10,17 @@ import copy
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from skipless.core.activations import activation as core_activation
 
+from . import operations as ops
 from .activations import ShapedActivation
 from .gauges import (
     TOLERANCE,
@@ -29,48 +32,24 @@ from .gauges import (
     ShapedLayer,
     ShiftBy,
     Unknown,
-    argument,
-    inputs,
+    is_plain_layer,
     module,
     parameter,
-    plain_operation,
     read_roles,
     slot,
     solve_gauges,
 )
-from .operations import CONVOLUTIONS, TRANSPOSED, operation, out_of_place
 
 _NATIVE: dict[str, Callable[..., nn.Module]] = {
-    "celu": nn.CELU,
-    "elu": nn.ELU,
-    "gelu": nn.GELU,
-    "gelu_tanh": lambda: nn.GELU("tanh"),
-    "hard_sigmoid": nn.Hardsigmoid,
-    "hard_swish": nn.Hardswish,
-    "hard_tanh": nn.Hardtanh,
-    "identity": nn.Identity,
-    "log_sigmoid": nn.LogSigmoid,
-    "mish": nn.Mish,
-    "relu": nn.ReLU,
-    "relu6": nn.ReLU6,
-    "selu": nn.SELU,
-    "sigmoid": nn.Sigmoid,
-    "silu": nn.SiLU,
-    "soft_shrink": nn.Softshrink,
-    "softplus": nn.Softplus,
-    "softsign": nn.Softsign,
-    "tanh": nn.Tanh,
-    "tanh_shrink": nn.Tanhshrink,
-}
+    "celu": nn.CELU, "elu": nn.ELU, "gelu": nn.GELU, "gelu_tanh": partial(nn.GELU, "tanh"),
+    "hard_sigmoid": nn.Hardsigmoid, "hard_swish": nn.Hardswish, "hard_tanh": nn.Hardtanh,
+    "identity": nn.Identity, "log_sigmoid": nn.LogSigmoid, "mish": nn.Mish, "relu": nn.ReLU,
+    "relu6": nn.ReLU6, "selu": nn.SELU, "sigmoid": nn.Sigmoid, "silu": nn.SiLU,
+    "soft_shrink": nn.Softshrink, "softplus": nn.Softplus, "softsign": nn.Softsign,
+    "tanh": nn.Tanh, "tanh_shrink": nn.Tanhshrink,
+}  # fmt: skip
 _PROBE = torch.linspace(-30.0, 30.0, 241, dtype=torch.float64)
-# Operations that may return the memory of their input under another shape.
-_VIEWS = {
-    *("view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze", "contiguous"),
-    *("detach", "alias", "expand", "slice", "select", "narrow", "getitem", "chunk", "split"),
-    *("dropout", nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout2d),
-}
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_FX_ERRORS = (AssertionError, AttributeError, NameError, RuntimeError, TypeError, ValueError)
+_VIEWS = {*ops.VIEWS, nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout2d}
 
 
 def fold(model: nn.Module, example: Tensor | None = None) -> fx.GraphModule:
@@ -82,11 +61,10 @@ def fold(model: nn.Module, example: Tensor | None = None) -> fx.GraphModule:
     may go either way. The layer right before a BatchNorm absorbs it, if nothing else reads that
     layer. Parameters keep their names; layers without a bias may gain one.
 
-    `folded.meta["remaining"]` lists what could not be folded: a constant between a tensor and a
-    reader that needs it unchanged, such as the network's output, or a layer whose two calls need it
-    differently; a shift before a convolution that pads with zeros, or before most transposed ones,
-    because its effect differs at the border; an activation for which PyTorch has no module; and a
-    BatchNorm after a sum, as in a pre-activation (v2) ResNet, where the shortcut needs its input.
+    `folded.meta["remaining"]` lists what could not be folded: a constant before a reader that needs
+    the tensor unchanged, such as the network's output, or differently in two calls; a shift before
+    a convolution that pads with zeros, or before most transposed ones; an activation for which
+    PyTorch has no module; and a BatchNorm after a sum, as in a pre-activation (v2) ResNet.
 
     Args:
         model: Left as it is; the result is a copy in evaluation mode.
@@ -104,7 +82,7 @@ def fold(model: nn.Module, example: Tensor | None = None) -> fx.GraphModule:
     _remove_in_place(traced)
     norms = absorb_batch_norms_(traced)
     roles = read_roles(traced)
-    rewriter = Rewriter(traced, roles, solve_gauges(roles))
+    rewriter = _Rewriter(traced, roles, solve_gauges(roles))
     for node in roles:
         rewriter.visit(node)
     rewriter.finish()
@@ -121,7 +99,14 @@ def _trace(model: nn.Module) -> fx.GraphModule:
     tracer = _Tracer()
     try:
         graph = tracer.trace(model)
-    except _FX_ERRORS as error:
+    except (
+        AssertionError,
+        AttributeError,
+        NameError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise ValueError(
             f"torch.fx failed on {type(model).__name__}: {error}. Fold the result of `convert`, "
             "which is a graph already, or remove decisions that depend on the input's values or "
@@ -152,17 +137,17 @@ def _remove_in_place(model: fx.GraphModule) -> None:
 
     Once a factor of 1 is dropped, a write into the product would be a write into its source.
     """
-    position = {node: i for i, node in enumerate(model.graph.nodes)}
     memory: dict[fx.Node, fx.Node] = {}  # the node whose memory each one shares
     for node in model.graph.nodes:
         source = next(iter(node.all_input_nodes), node)
         in_place = source is not node and _writes_in_place(model, node)
-        views = in_place or plain_operation(node) in _VIEWS or type(module(model, node)) in _VIEWS
-        memory[node] = memory[source] if views else node
+        called = module(model, node)
+        kind = ops.plain_operation(node) if called is None else type(called)
+        memory[node] = memory[source] if in_place or kind in _VIEWS else node
         if not in_place:
             continue
         for older in (older for older in memory if older is not node):
-            late = [user for user in older.users if position[user] > position[node]]
+            late = [user for user in older.users if user > node]
             if late and memory[older] is memory[source]:
                 raise ValueError(
                     f"Cannot fold: {node.name} overwrites {older.name} in place before "
@@ -173,33 +158,29 @@ def _remove_in_place(model: fx.GraphModule) -> None:
 
 
 def _writes_in_place(model: fx.GraphModule, node: fx.Node) -> bool:
-    name = operation(node)
-    named = name.endswith("_") and not name.endswith("__")
-    called = node.op in ("call_function", "call_method")
-    return (
-        getattr(module(model, node), "inplace", False)
-        or node.kwargs.get("inplace") is True
-        or (called and named)
-    )
+    if (called := module(model, node)) is not None:
+        return getattr(called, "inplace", False)
+    name = ops.operation(node) if node.op in ("call_function", "call_method") else ""
+    return node.kwargs.get("inplace") is True or (name.endswith("_") and not name.endswith("__"))
 
 
 def _make_functional(model: fx.GraphModule, node: fx.Node) -> None:
     """Replace an in-place operation by its out-of-place variant."""
-    target, name = node.target, plain_operation(node)
+    name = ops.plain_operation(node)
     if (found := module(model, node)) is not None:
         found.inplace = False  # pyright: ignore[reportArgumentType]
     elif "inplace" in node.kwargs:
         node.update_kwarg("inplace", False)
-    elif isinstance(target, torch._ops.OpOverload):
-        node.target = out_of_place(target)
-    elif isinstance(target, str):
+    elif isinstance(node.target, torch._ops.OpOverload):
+        node.target = ops.out_of_place(node)
+    elif isinstance(node.target, str):
         node.target = name
     else:
         node.target = getattr(torch, name, None) or getattr(F, name)
 
 
 @dataclass
-class Rewriter:
+class _Rewriter:
     """Rewrites the graph of a shaped network, node by node, in the gauges found for it."""
 
     model: fx.GraphModule
@@ -212,7 +193,7 @@ class Rewriter:
 
     def visit(self, node: fx.Node) -> None:
         role = self.roles[node]
-        for source in dict.fromkeys(inputs(role)):
+        for source in dict.fromkeys(role.inputs):
             wanted = self.gauges[slot(node, role, source)]
             node.replace_input_with(source, self._read_in_gauge(source, wanted, node))
         match role:
@@ -220,7 +201,12 @@ class Rewriter:
                 self._absorb(role)
                 self.done.add(role.weight)
             case ShapedLayer() if (path := str(node.target)) not in self.done:
-                self._replace_activation(path, role.activation)
+                plain = _native_module(role.activation)
+                if plain is None:
+                    name = role.activation.name
+                    plain = ShapedActivation(role.activation.function)
+                    self.remaining.append(f"{path} stays a ShapedActivation of {name}, unscaled")
+                self.model.set_submodule(path, plain.eval())
                 self.done.add(path)
             case ScaleBy() | ShiftBy():
                 self._update_constant(node, role)
@@ -276,7 +262,7 @@ class Rewriter:
 
     def _connect_bias(self, node: fx.Node, bias: str) -> None:
         """Pass a bias that `_absorb` made to a layer that is a function."""
-        if argument(node, 2, "bias") is not None or parameter(self.model, bias) is None:
+        if ops.argument(node, 2, "bias") is not None or parameter(self.model, bias) is None:
             return
         with self.model.graph.inserting_before(node):
             made = self.model.graph.get_attr(bias)
@@ -284,13 +270,6 @@ class Rewriter:
             node.update_arg(2, made)
         else:
             node.update_kwarg("bias", made)
-
-    def _replace_activation(self, path: str, shaped: ShapedActivation) -> None:
-        plain = _native_module(shaped)
-        if plain is None:
-            plain = ShapedActivation(shaped.function)
-            self.remaining.append(f"{path} stays a ShapedActivation of {shaped.name}, unscaled")
-        self.model.set_submodule(path, plain.eval())
 
     def _update_constant(self, node: fx.Node, role: ScaleBy | ShiftBy) -> None:
         """Change the number in a multiplication or addition; drop it if it has no effect."""
@@ -331,10 +310,9 @@ def _native_module(shaped: ShapedActivation) -> nn.Module | None:
         phi = core_activation(shaped.name)
     except ValueError:  # a function of the user's own
         return None
-    name = phi.family or phi.name
-    if name not in _NATIVE:
+    if (build := _NATIVE.get(phi.family or phi.name)) is None:
         return None
-    native = _NATIVE[name](**phi.family_arguments)
+    native = build(**phi.family_arguments)
     # A function of the user's own may have the same name.
     same = torch.allclose(native(_PROBE), shaped.function(_PROBE), rtol=0.0, atol=1e-8)
     return native if same else None
@@ -366,74 +344,52 @@ def absorb_batch_norms_(model: fx.GraphModule) -> list[str]:
     remaining: list[str] = []
     for node in list(model.graph.nodes):
         norm = module(model, node)
-        if node.op == "call_function" and plain_operation(node) == "batch_norm":
+        if node.op == "call_function" and ops.plain_operation(node) == "batch_norm":
             remaining.append(f"{node.name} stays a BatchNorm: it is a function, not a module")
-        if type(norm) not in _NORMS:
+        if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             continue
-        assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
-        if (why := _obstacle(model, node, norm)) is not None:
-            remaining.append(f"{node.target} stays a BatchNorm: {why}")
+        assert isinstance(norm, _BatchNorm)
+        layer = _layer_before(model, node, norm)
+        if isinstance(layer, str):
+            remaining.append(f"{node.target} stays a BatchNorm: {layer}")
             continue
-        source = node.args[0]
-        layer = module(model, source)
-        assert layer is not None
         _absorb_(layer, norm)
-        node.replace_all_uses_with(source)
+        node.replace_all_uses_with(node.args[0])
         model.graph.erase_node(node)
     return remaining
 
 
-def _obstacle(
-    model: fx.GraphModule, node: fx.Node, norm: nn.modules.batchnorm._BatchNorm
-) -> str | None:
-    """Why the layer before cannot absorb `norm`, or None if it can."""
+def _layer_before(model: fx.GraphModule, node: fx.Node, norm: _BatchNorm) -> nn.Module | str:
+    """The layer that can absorb `norm`, or why there is none."""
     if norm.running_mean is None or norm.running_var is None:
         return "it normalises by each batch's own statistics"
     source = node.args[0] if node.args else None
     layer = module(model, source) if isinstance(source, fx.Node) else None
-    if not isinstance(source, fx.Node) or not _is_affine(layer):
+    if not isinstance(source, fx.Node) or layer is None or not is_plain_layer(layer):
         return "no layer comes right before it"
     if len(source.users) > 1:
         return f"{source.target} has other readers"
-    if norm.num_features != _outputs(layer):
+    if norm.num_features != ops.layer_width(layer):
         return f"it does not normalise the outputs of {source.target}"
     # Of three dimensions, a linear layer changes the last, and BatchNorm the second.
-    if isinstance(layer, nn.Linear) and len(_shape(source)) != 2:
+    seen = source.meta.get("tensor_meta")  # if an example was run
+    two = isinstance(seen, TensorMetadata) and len(seen.shape) == 2
+    if isinstance(layer, nn.Linear) and not two:
         return f"it is not known to normalise the last dimension of {source.target}"
-    if _used_elsewhere(model, layer):
+    if _is_used_elsewhere(model, layer):
         return f"the weights of {source.target} are used elsewhere"
-    return None
+    return layer
 
 
-def _shape(node: fx.Node) -> tuple[int, ...]:
-    """The shape of the output of `node`, if an example was run; else ()."""
-    seen = node.meta.get("tensor_meta")
-    return tuple(seen.shape) if isinstance(seen, TensorMetadata) else ()
+def _is_used_elsewhere(model: fx.GraphModule, layer: nn.Module) -> bool:
+    nodes, own = list(model.graph.nodes), {id(p) for p in layer.parameters(recurse=False)}
+    others = [p for m in model.modules() if m is not layer for p in m.parameters(recurse=False)]
+    stored = [parameter(model, str(node.target)) for node in nodes if node.op == "get_attr"]
+    calls = sum(module(model, node) is layer for node in nodes)
+    return calls > 1 or any(id(p) in own for p in (*others, *stored))
 
 
-def _used_elsewhere(model: fx.GraphModule, layer: nn.Module | None) -> bool:
-    calls = [node for node in model.graph.nodes if module(model, node) is layer]
-    others = [p for other in model.modules() if other is not layer for p in _own_parameters(other)]
-    stored = [node for node in model.graph.nodes if node.op == "get_attr"]
-    others += [p for node in stored if (p := parameter(model, str(node.target))) is not None]
-    return len(calls) > 1 or bool({id(p) for p in others} & {id(p) for p in _own_parameters(layer)})
-
-
-def _is_affine(layer: nn.Module | None) -> bool:
-    known = type(layer) is nn.Linear or type(layer) in CONVOLUTIONS or type(layer) in TRANSPOSED
-    # A computed weight, as under `parametrize`, cannot be changed.
-    return known and layer is not None and "weight" in layer._parameters
-
-
-def _outputs(layer: nn.Module | None) -> int:
-    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels  # pyright: ignore
-
-
-def _own_parameters(owner: nn.Module | None) -> list[Tensor]:
-    return [] if owner is None else list(owner.parameters(recurse=False))
-
-
-def _absorb_(layer: nn.Module, norm: nn.modules.batchnorm._BatchNorm) -> None:
+def _absorb_(layer: nn.Module, norm: _BatchNorm) -> None:
     weight, bias = layer.get_parameter("weight"), layer._parameters.get("bias")
     exact = lambda t: t.detach().to("cpu", torch.float64)
     assert norm.running_mean is not None
@@ -445,12 +401,9 @@ def _absorb_(layer: nn.Module, norm: nn.modules.batchnorm._BatchNorm) -> None:
     added = added * factor
     if norm.bias is not None:
         added = added + exact(norm.bias)
-    if type(layer) in TRANSPOSED:  # whose weight is (inputs, outputs of a group, ...)
+    if type(layer) in ops.TRANSPOSED:  # whose weight is (inputs, outputs of a group, ...)
         groups: int = layer.groups  # pyright: ignore[reportAssignmentType]
-        scaled = exact(weight).unflatten(0, (groups, -1))
-        per_output = factor.reshape(groups, 1, -1, *[1] * (scaled.ndim - 3))
-        scaled = (scaled * per_output).flatten(0, 1)
-    else:
-        scaled = exact(weight) * factor.reshape(-1, *[1] * (weight.ndim - 1))
-    weight.data = scaled.to(weight)
+        factor = factor.reshape(groups, -1).repeat_interleave(weight.shape[0] // groups, dim=0)
+    factor = factor.reshape(*factor.shape, *[1] * (weight.ndim - factor.ndim))
+    weight.data = (exact(weight) * factor).to(weight)
     layer.bias = nn.Parameter(added.to(weight), weight.requires_grad)

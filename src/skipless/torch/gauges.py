@@ -11,73 +11,73 @@ rectifier is homogeneous and leaves one scale free. Other operations have a *rol
 both on, zero-padding and rectifiers only scales, a sum adds shifts, and an unknown operation needs
 the numbers themselves.
 
-So which constants fold into which weights is a system of linear equations: in the logarithms of the
-scales, and in the shifts. What an operation requires of its own gauges can always be met. That a
-tensor is read in the gauge in which it is written may contradict the rest: there, a multiplication
-or an addition remains.
+So which constants fold into which weights is a system of linear equations, in the logarithms of the
+scales and in the shifts. What an operation requires of its own gauges can always be met. Where it
+contradicts that a tensor is read as it is written, a multiplication or an addition remains.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import assert_never
 
 import torch
 from torch import Tensor, fx, nn
 
+from . import operations as ops
 from .activations import ShapedActivation
-from .operations import APPROXIMATE_MOVES, CONVOLUTIONS, MOVES, TRANSPOSED, operation
 
 
 @dataclass(frozen=True)
-class Opaque:
+class _Reader:
+    inputs: tuple[fx.Node, ...]
+
+    @property
+    def input(self) -> fx.Node:
+        return self.inputs[0]
+
+
+class Opaque(_Reader):
     """Needs and returns the numbers themselves."""
 
-    inputs: tuple[fx.Node, ...] = ()
 
-
-@dataclass(frozen=True)
-class ShapeOnly:
+class ShapeOnly(_Reader):
     """Reads a shape, or computes with one; the numbers do not matter."""
 
 
 @dataclass(frozen=True)
-class PassThrough:
+class PassThrough(_Reader):
     """Passes a scale on, and with `shift` a shift, too."""
 
-    inputs: tuple[fx.Node, ...]
     shift: bool = True
 
 
 @dataclass(frozen=True)
-class GaugedSum:
-    terms: tuple[tuple[float, fx.Node], ...]
+class GaugedSum(_Reader):
+    weights: tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class ScaleBy:
+class ScaleBy(_Reader):
     factor: float
-    input: fx.Node
 
 
 @dataclass(frozen=True)
-class ShiftBy:
+class ShiftBy(_Reader):
     number: float
-    input: fx.Node
 
 
 @dataclass(frozen=True)
-class AffineLayer:
+class AffineLayer(_Reader):
     """A layer by the names of its weight and bias, of which the bias may not exist yet.
 
     With `shift`, a shift of the input reaches all outputs alike. Transposed convolutions have their
     channels in other places.
     """
 
-    input: fx.Node
     weight: str
     bias: str
     shift: bool
@@ -85,16 +85,14 @@ class AffineLayer:
 
 
 @dataclass(frozen=True)
-class ShapedLayer:
-    input: fx.Node
+class ShapedLayer(_Reader):
     activation: ShapedActivation
 
 
 Role = Opaque | ShapeOnly | PassThrough | GaugedSum | ScaleBy | ShiftBy | AffineLayer | ShapedLayer
 
 _AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-_RECTIFIERS = (nn.ReLU, nn.LeakyReLU, nn.PReLU)
-_ZERO_PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
+_HOMOGENEOUS = {nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d}
 _IN_EVERY_DIMENSION = (
     *("MaxPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "Dropout"),
     *("ReflectionPad", "ReplicationPad", "CircularPad"),
@@ -107,18 +105,15 @@ _PASSING_MODULES = {
     *(getattr(nn, f"{name}{size}d") for name in _IN_EVERY_DIMENSION for size in (1, 2, 3)),
 }
 
-_LAYERS = {
-    "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
-    "conv_transpose3d",
-}  # fmt: skip
+_LAYERS = ops.AFFINE - {"convolution", "addmm", "mm", "matmul"}
 _DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d"}
 _POOLS = {"avg_pool1d", "avg_pool2d", "avg_pool3d"}
 _PADS = {"pad", "constant_pad_nd"}
 _PARTS = {"chunk", "split", "split_with_sizes", "unbind"}  # return tuples
 # A cast may round to integers; an adaptive maximum may return a tuple.
 _PASSING = (
-    MOVES - _DROPOUTS - _POOLS - _PADS - {"to", "_to_copy"}
-    | {name for name in APPROXIMATE_MOVES if not name.startswith("adaptive")}
+    ops.MOVES - _DROPOUTS - _POOLS - _PADS - {"to", "_to_copy"}
+    | {name for name in ops.APPROXIMATE_MOVES if not name.startswith("adaptive")}
     | {"interpolate", "swapdims", "moveaxis", "tile"}
 )  # fmt: skip
 _SCALE_ONLY = {"relu", "leaky_relu", "prelu", "sum"}
@@ -134,28 +129,13 @@ def read_roles(model: fx.GraphModule) -> dict[fx.Node, Role]:
         role = _role(model, node, tensors)
         # A stored weight, index or factor is not an activation.
         activations = {x for x in tensors if x.op != "get_attr"}
-        understood = activations <= {*inputs(role)} <= {*tensors}
+        understood = activations <= {*role.inputs} <= {*tensors}
         roles[node] = role if understood or isinstance(role, ShapeOnly) else Opaque(tensors)
     shared = _shared_parameters(model, roles)
     for node, role in roles.items():
-        if isinstance(role, AffineLayer) and shared & {id(p) for p in _parameters(model, role)}:
+        if isinstance(role, AffineLayer) and shared & _ids(model, role.weight, role.bias):
             roles[node] = Opaque(tuple(node.all_input_nodes))
     return roles
-
-
-def inputs(role: Role) -> tuple[fx.Node, ...]:
-    """The tensors that an operation of this role reads."""
-    match role:
-        case ShapeOnly():
-            return ()
-        case Opaque(nodes) | PassThrough(nodes):
-            return nodes
-        case GaugedSum(terms):
-            return tuple(node for _, node in terms)
-        case ScaleBy() | ShiftBy() | AffineLayer() | ShapedLayer():
-            return (role.input,)
-        case _:
-            assert_never(role)
 
 
 def parameter(model: nn.Module, path: str) -> Tensor | None:
@@ -169,56 +149,51 @@ def module(model: nn.Module, node: fx.Node) -> nn.Module | None:
     return model.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
-def argument(node: fx.Node, position: int, name: str, default: object = None) -> Any:
-    """An argument of a call, by position or by name."""
-    return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
-
-
-def plain_operation(node: fx.Node) -> str:
-    """The name of a node's operation, such as `add`, also for methods and in-place variants."""
-    return operation(node).rstrip("_")
-
-
 def _role(model: fx.GraphModule, node: fx.Node, tensors: tuple[fx.Node, ...]) -> Role:
-    """The role of `node`; `Opaque()` if it is unknown."""
+    """The role of `node`; `Opaque` of nothing if it is unknown."""
     called = module(model, node)
     if called is not None and node.args and isinstance(node.args[0], fx.Node):
         return _role_of_module(called, str(node.target), node.args[0])
     if node.op not in ("call_function", "call_method"):
-        return Opaque()
-    name = plain_operation(node)
+        return Opaque(())
+    name = ops.plain_operation(node)
     reads_shape = name == "getattr" and node.args[1] in _SHAPE_ATTRIBUTES
     if name in _SHAPES or reads_shape or (node.all_input_nodes and not tensors):
-        return ShapeOnly()
+        return ShapeOnly(())
     if name in ("cat", "concat", "stack") and isinstance(node.args[0], list | tuple):
         return PassThrough(tuple(x for x in node.args[0] if isinstance(x, fx.Node)))
     if name in ("add", "sub", "mul", "div", "truediv"):
         return _arithmetic(model, node, name)
-    first = argument(node, 0, "input")
-    return _role_of_function(node, name, first) if isinstance(first, fx.Node) else Opaque()
+    first = ops.argument(node, 0, "input")
+    return _role_of_function(node, name, first) if isinstance(first, fx.Node) else Opaque(())
+
+
+def is_plain_layer(layer: nn.Module | None) -> bool:
+    """Whether this is a layer of PyTorch's own with a weight that can be changed."""
+    # A subclass may compute anything; a weight under `parametrize` is computed.
+    return layer is not None and type(layer) in ops.STOCK_LAYERS and "weight" in layer._parameters
 
 
 def _role_of_module(called: nn.Module, path: str, x: fx.Node) -> Role:
     if isinstance(called, ShapedActivation):
         # A negative scale would turn a maximum into a minimum; 0 / 0 is no scale at all.
         scales = [called.constants.get(name, 1.0) for name in ("input_scale", "output_scale")]
-        return ShapedLayer(x, called) if min(scales) > 0.0 else Opaque()
-    kind = type(called)  # a subclass may compute anything
-    if kind is nn.Linear or kind in CONVOLUTIONS or kind in TRANSPOSED:
-        # A computed weight, as under `parametrize`, cannot be changed.
-        return _layer(called, path, x) if "weight" in called._parameters else Opaque()
+        return ShapedLayer((x,), called) if min(scales) > 0.0 else Opaque(())
+    if is_plain_layer(called):
+        return _layer(called, path, x)
+    kind = type(called)
     if kind in _AVERAGES:
         padded = _nonzero(called.padding) and called.count_include_pad
         return PassThrough((x,), not padded and getattr(called, "divisor_override", None) is None)
-    if kind in _RECTIFIERS or kind in _ZERO_PADS:
+    if kind in _HOMOGENEOUS:
         return PassThrough((x,), shift=False)
     passes = kind in _PASSING_MODULES and not getattr(called, "return_indices", False)
-    return PassThrough((x,)) if passes else Opaque()
+    return PassThrough((x,)) if passes else Opaque(())
 
 
 def _layer(layer: nn.Module, path: str, x: fx.Node) -> AffineLayer:
     names = (f"{path}.weight", f"{path}.bias")
-    if isinstance(layer, TRANSPOSED):
+    if isinstance(layer, ops.TRANSPOSED):
         # Each input pixel stamps the kernel onto the output, so a shift shows the stamp, unless the
         # padding crops all outputs but those that see the whole kernel.
         sizes = (layer.stride, layer.output_padding, layer.padding, layer.dilation)
@@ -226,72 +201,68 @@ def _layer(layer: nn.Module, path: str, x: fx.Node) -> AffineLayer:
             s == 1 and o == 0 and p == d * (k - 1)
             for s, o, p, d, k in zip(*sizes, layer.kernel_size, strict=True)
         )
-        return AffineLayer(x, *names, whole, layer.groups)
+        return AffineLayer((x,), *names, whole, layer.groups)
     # Zeros around the input stay zeros when the input is shifted; copies of the input do not.
-    zeros = isinstance(layer, CONVOLUTIONS) and layer.padding_mode == "zeros"
-    return AffineLayer(x, *names, not (zeros and _nonzero(layer.padding)))
+    zeros = isinstance(layer, ops.CONVOLUTIONS) and layer.padding_mode == "zeros"
+    return AffineLayer((x,), *names, not (zeros and _nonzero(layer.padding)))
 
 
 def _role_of_function(node: fx.Node, name: str, x: fx.Node) -> Role:
     if name in _LAYERS:
         return _functional_layer(node, name, x)
     if name == "neg":
-        return ScaleBy(-1.0, x)
+        return ScaleBy((x,), -1.0)
     if name in _DROPOUTS:
-        random = argument(node, 2, "train", node.kwargs.get("training", True))
+        random = ops.argument(node, 2, "train", node.kwargs.get("training", True))
         return PassThrough((x,), shift=not random)
     if name in _POOLS:
-        divisor = argument(node, 6, "divisor_override")
-        return PassThrough((x,), not _nonzero(argument(node, 3, "padding", 0)) and divisor is None)
+        padded = _nonzero(ops.argument(node, 3, "padding", 0))
+        return PassThrough((x,), not padded and ops.argument(node, 6, "divisor_override") is None)
     if name in _PADS:
-        position, mode = (
-            (3, argument(node, 2, "mode", "constant")) if name == "pad" else (2, "constant")
-        )
-        zero = not argument(node, position, "value")
-        return PassThrough((x,), mode != "constant") if zero else Opaque()
-    if name in _PARTS and all(plain_operation(user) == "getitem" for user in node.users):
+        mode = ops.argument(node, 2, "mode", "constant") if name == "pad" else "constant"
+        zero = not ops.argument(node, 3 if name == "pad" else 2, "value")
+        return PassThrough((x,), mode != "constant") if zero else Opaque(())
+    if name in _PARTS and all(ops.plain_operation(user) == "getitem" for user in node.users):
         return PassThrough((x,))
     passes = name in _PASSING | _SCALE_ONLY and not node.kwargs.get("return_indices", False)
-    return PassThrough((x,), shift=name in _PASSING) if passes else Opaque()
+    return PassThrough((x,), shift=name in _PASSING) if passes else Opaque(())
 
 
 def _functional_layer(node: fx.Node, name: str, x: fx.Node) -> Role:
-    weight, bias = argument(node, 1, "weight"), argument(node, 2, "bias")
+    weight, bias = ops.argument(node, 1, "weight"), ops.argument(node, 2, "bias")
     if not all(isinstance(p, fx.Node) and p.op == "get_attr" for p in (weight, bias or weight)):
-        return Opaque()
+        return Opaque(())
     # A call without a bias may get one next to its weight.
     names = (str(weight.target), str(bias.target if bias else f"{weight.target}_bias"))
     if name.startswith("conv_transpose"):
-        groups = argument(node, 6, "groups", 1)
-        return AffineLayer(x, *names, shift=False, transposed_groups=groups)
-    padded = name != "linear" and _nonzero(argument(node, 4, "padding", 0))
-    return AffineLayer(x, *names, shift=not padded)
+        groups = ops.argument(node, 6, "groups", 1)
+        return AffineLayer((x,), *names, shift=False, transposed_groups=groups)
+    padded = name != "linear" and _nonzero(ops.argument(node, 4, "padding", 0))
+    return AffineLayer((x,), *names, shift=not padded)
 
 
 def _arithmetic(model: nn.Module, node: fx.Node, name: str) -> Role:
-    left, right = argument(node, 0, "input"), argument(node, 1, "other")
+    left, right = ops.argument(node, 0, "input"), ops.argument(node, 1, "other")
     alpha = node.kwargs.get("alpha", 1.0)
     if set(node.kwargs) - {"input", "other", "alpha"} or not isinstance(alpha, int | float):
-        return Opaque()
-    number = _number(model, left)
-    if number is not None and isinstance(right, fx.Node) and (name, alpha) == ("add", 1.0):
-        return ShiftBy(number, right)
-    if number is not None and isinstance(right, fx.Node) and name == "mul":
-        return ScaleBy(number, right)
+        return Opaque(())
+    commutes = name == "mul" or (name, alpha) == ("add", 1.0)
+    if commutes and isinstance(right, fx.Node) and _number(model, left) is not None:
+        left, right = right, left
     if not isinstance(left, fx.Node):
-        return Opaque()
+        return Opaque(())
     number, weight = _number(model, right), -alpha if name == "sub" else alpha
     match name:
         case "add" | "sub" if number is not None:
-            return ShiftBy(weight * number, left)
+            return ShiftBy((left,), weight * number)
         case "add" | "sub" if isinstance(right, fx.Node):
-            return GaugedSum(((1.0, left), (weight, right)))
+            return GaugedSum((left, right), (1.0, weight))
         case "mul" if number is not None:
-            return ScaleBy(number, left)
+            return ScaleBy((left,), number)
         case "div" | "truediv" if number:
-            return ScaleBy(1.0 / number, left)
+            return ScaleBy((left,), 1.0 / number)
         case _:
-            return Opaque()
+            return Opaque(())
 
 
 def _number(model: nn.Module, value: object) -> float | None:
@@ -307,31 +278,31 @@ def _nonzero(padding: object) -> bool:
     return any(size not in (0, "valid") for size in sizes)
 
 
-def _parameters(model: nn.Module, layer: AffineLayer) -> list[Tensor]:
-    found = (parameter(model, path) for path in (layer.weight, layer.bias))
-    return [p for p in found if p is not None]
+def _ids(model: nn.Module, *paths: str) -> set[int]:
+    found = (parameter(model, path) for path in paths)
+    return {id(p) for p in found if p is not None}
 
 
 def _shared_parameters(model: fx.GraphModule, roles: Mapping[fx.Node, Role]) -> set[int]:
     """The ids of parameters that more than one layer uses."""
     owners: dict[int, set[object]] = defaultdict(set)
     for node, role in roles.items():
+        owner: object = node
         if isinstance(role, AffineLayer):
-            used = _parameters(model, role)
+            owner = (role.weight, role.bias)
+            used = _ids(model, *owner)
         elif (called := module(model, node)) is not None:
-            used = list(called.parameters())
+            used = {id(p) for p in called.parameters()}
         else:
-            names = [x.target for x in node.all_input_nodes if x.op == "get_attr"]
-            used = [p for name in names if (p := parameter(model, str(name))) is not None]
-        owner = (role.weight, role.bias) if isinstance(role, AffineLayer) else node
-        for p in used:
-            owners[id(p)].add(owner)
+            used = _ids(model, *(str(x.target) for x in node.all_input_nodes if x.op == "get_attr"))
+        for key in used:
+            owners[key].add(owner)
     return {key for key, who in owners.items() if len(who) > 1}
 
 
+Unknown = Hashable  # a node for its output, or a slot
 # Far above the rounding of a few hundred additions, far below the resolution of float32.
 TOLERANCE = 1e-12
-Unknown = Hashable  # a node for its output, or a slot
 _PROBE = torch.linspace(-12.0, 12.0, 49, dtype=torch.float64)
 
 
@@ -356,10 +327,10 @@ class Equations:
     """
 
     def __init__(self) -> None:
-        self._order: dict[Hashable, int] = {}
+        self._order: dict[Unknown, int] = {}
         self._solved: dict[int, tuple[dict[int, float], float]] = {}
 
-    def add(self, value: float, *terms: tuple[float, Hashable]) -> bool:
+    def add(self, value: float, *terms: tuple[float, Unknown]) -> bool:
         """Require Σ coefficient · unknown = `value`; returns whether that is possible."""
         row: dict[int, float] = defaultdict(float)
         for coefficient, unknown in terms:
@@ -373,6 +344,11 @@ class Equations:
         lead = row.pop(newest)
         self._solved[newest] = ({i: -c / lead for i, c in row.items()}, value / lead)
         return True
+
+    def equate(self, unknown: Unknown, *others: Unknown) -> None:
+        """Require that `unknown` is each of the `others`, as far as that is possible."""
+        for other in others:
+            self.add(0.0, (-1.0, other), (1.0, unknown))
 
     def _reduce(self, row: dict[int, float], value: float) -> tuple[dict[int, float], float]:
         """The same equation in unknowns that no other equation determines."""
@@ -391,13 +367,84 @@ class Equations:
                 row[i] += coefficient * c
         return left, value
 
-    def values(self) -> dict[Hashable, float]:
+    def values(self) -> dict[Unknown, float]:
         """Every unknown, in order of first mention; zero if it is free."""
         numbers: dict[int, float] = {}
         for i in self._order.values():
             older, constant = self._solved.get(i, ({}, 0.0))
             numbers[i] = constant + sum(c * numbers[j] for j, c in older.items())
         return {unknown: numbers[i] for unknown, i in self._order.items()}
+
+
+def solve_gauges(roles: Mapping[fx.Node, Role]) -> dict[Unknown, Gauge]:
+    """A gauge for each tensor, by its node, and for each reading of it, by its `slot`.
+
+    Requirements of operations come first; then, from input to output, that tensors are read as they
+    are written; then preferences: that activations and sums keep their values, so that scales do
+    not accumulate along sums, and that the network's own factors and added numbers vanish.
+    """
+    scales, shifts = Equations(), Equations()
+    for node, role in roles.items():
+        _relate(scales, shifts, node, role)
+    for node, role in roles.items():
+        for source in dict.fromkeys(role.inputs):
+            scales.equate(slot(node, role, source), source)
+            shifts.equate(slot(node, role, source), source)
+    for kind in (ShapedLayer, GaugedSum):
+        for node in (node for node, role in roles.items() if isinstance(role, kind)):
+            scales.add(0.0, (1.0, node))
+    for node, role in roles.items():
+        if isinstance(role, ScaleBy) and role.factor > 0.0:
+            scales.add(math.log(role.factor), (1.0, node), (-1.0, role.input))
+        elif isinstance(role, ShiftBy):
+            shifts.add(role.number, (1.0, node), (-1.0, role.input))
+    scale, shift = scales.values(), shifts.values()
+    unknowns = dict.fromkeys([*scale, *shift])
+    return {u: Gauge(math.exp(scale.get(u, 0.0)), shift.get(u, 0.0)) for u in unknowns}
+
+
+def _relate(scales: Equations, shifts: Equations, node: fx.Node, role: Role) -> None:
+    """Add the equations of the operation at `node`, in shifts and in the logarithms of scales."""
+    slots = [slot(node, role, source) for source in dict.fromkeys(role.inputs)]
+    match role:
+        case ShapeOnly():
+            pass
+        case Opaque():
+            for unknown in (*slots, node):
+                scales.add(0.0, (1.0, unknown))
+                shifts.add(0.0, (1.0, unknown))
+        case PassThrough():
+            scales.equate(node, *slots)
+            if role.shift:
+                shifts.equate(node, *slots)
+            for unknown in () if role.shift else (*slots, node):
+                shifts.add(0.0, (1.0, unknown))
+        case GaugedSum():
+            scales.equate(node, *slots)
+            terms = zip(role.weights, role.inputs, strict=True)
+            shifts.add(0.0, *((-w, slot(node, role, x)) for w, x in terms), (1.0, node))
+        case ScaleBy():
+            shifts.add(0.0, (-role.factor, role.input), (1.0, node))
+        case ShiftBy():
+            scales.equate(node, role.input)
+        case AffineLayer():
+            scales.equate(node, (role.weight, "output"))
+            shifts.equate(node, (role.weight, "output"))
+            if not role.shift:
+                shifts.add(0.0, (1.0, slots[0]))
+        case ShapedLayer():
+            given = {"input_scale": 1.0, "input_shift": 0.0, "output_shift": 0.0}
+            given |= role.activation.constants
+            if _is_homogeneous(role.activation.function):
+                both = math.log(given["input_scale"]) + math.log(given["output_scale"])
+                scales.add(both, (-1.0, slots[0]), (1.0, node))
+            else:
+                scales.add(-math.log(given["input_scale"]), (1.0, slots[0]))
+                scales.add(math.log(given["output_scale"]), (1.0, node))
+            shifts.add(-given["input_shift"] / given["input_scale"], (1.0, slots[0]))
+            shifts.add(given["output_scale"] * given["output_shift"], (1.0, node))
+        case _:
+            assert_never(role)
 
 
 def slot(node: fx.Node, role: Role, source: fx.Node) -> Unknown:
@@ -415,99 +462,6 @@ def slot(node: fx.Node, role: Role, source: fx.Node) -> Unknown:
             return (node, source)
 
 
-def solve_gauges(roles: Mapping[fx.Node, Role]) -> dict[Unknown, Gauge]:
-    """A gauge for each tensor, by its node, and for each reading of it, by its `slot`.
-
-    Requirements of operations come first; then, from input to output, that tensors are read as they
-    are written; then preferences: that activations and sums keep their values, so that scales do
-    not accumulate along sums, and that the network's own factors and added numbers vanish.
-    """
-    scales, shifts = Equations(), Equations()
-    for node, role in roles.items():
-        _relate_scales(scales, node, role)
-        _relate_shifts(shifts, node, role)
-    for node, role in roles.items():
-        for source in dict.fromkeys(inputs(role)):
-            for equations in (scales, shifts):
-                equations.add(0.0, (-1.0, source), (1.0, slot(node, role, source)))
-    for kind in (ShapedLayer, GaugedSum):
-        for node in (node for node, role in roles.items() if isinstance(role, kind)):
-            scales.add(0.0, (1.0, node))
-    for node, role in roles.items():
-        if isinstance(role, ScaleBy) and role.factor > 0.0:
-            scales.add(math.log(role.factor), (1.0, node), (-1.0, role.input))
-        elif isinstance(role, ShiftBy):
-            shifts.add(role.number, (1.0, node), (-1.0, role.input))
-    scale, shift = scales.values(), shifts.values()
-    unknowns = dict.fromkeys([*scale, *shift])
-    return {u: Gauge(math.exp(scale.get(u, 0.0)), shift.get(u, 0.0)) for u in unknowns}
-
-
-def _relate_scales(scales: Equations, node: fx.Node, role: Role) -> None:
-    """Add the equations of the operation at `node` in the logarithms of scales."""
-    slots = _slots(node, role)
-    match role:
-        case ShapeOnly() | ScaleBy():
-            pass
-        case Opaque():
-            for unknown in (*slots, node):
-                scales.add(0.0, (1.0, unknown))
-        case PassThrough() | GaugedSum() | ShiftBy():
-            for unknown in slots:
-                scales.add(0.0, (-1.0, unknown), (1.0, node))
-        case AffineLayer():
-            scales.add(0.0, (-1.0, (role.weight, "output")), (1.0, node))
-        case ShapedLayer():
-            input_scale, _, output_scale, _ = _affine_constants(role)
-            if _is_homogeneous(role.activation.function):
-                both = math.log(input_scale) + math.log(output_scale)
-                scales.add(both, (-1.0, slots[0]), (1.0, node))
-            else:
-                scales.add(-math.log(input_scale), (1.0, slots[0]))
-                scales.add(math.log(output_scale), (1.0, node))
-        case _:
-            assert_never(role)
-
-
-def _relate_shifts(shifts: Equations, node: fx.Node, role: Role) -> None:
-    """Add the equations of the operation at `node` in shifts."""
-    slots = _slots(node, role)
-    match role:
-        case ShapeOnly() | ShiftBy():
-            pass
-        case Opaque() | PassThrough(shift=False):
-            for unknown in (*slots, node):
-                shifts.add(0.0, (1.0, unknown))
-        case PassThrough():
-            for unknown in slots:
-                shifts.add(0.0, (-1.0, unknown), (1.0, node))
-        case GaugedSum(terms):
-            weighted = ((-w, slot(node, role, source)) for w, source in terms)
-            shifts.add(0.0, *weighted, (1.0, node))
-        case ScaleBy():
-            shifts.add(0.0, (-role.factor, role.input), (1.0, node))
-        case AffineLayer():
-            shifts.add(0.0, (-1.0, (role.weight, "output")), (1.0, node))
-            if not role.shift:
-                shifts.add(0.0, (1.0, slots[0]))
-        case ShapedLayer():
-            input_scale, input_shift, output_scale, output_shift = _affine_constants(role)
-            shifts.add(-input_shift / input_scale, (1.0, slots[0]))
-            shifts.add(output_scale * output_shift, (1.0, node))
-        case _:
-            assert_never(role)
-
-
-def _affine_constants(role: ShapedLayer) -> Iterator[float]:
-    """The constants around φ: input scale and shift, output scale and shift."""
-    names = {"input_scale": 1.0, "input_shift": 0.0, "output_scale": 1.0, "output_shift": 0.0}
-    return (role.activation.constants.get(name, default) for name, default in names.items())
-
-
 def _is_homogeneous(phi: Callable[[Tensor], Tensor]) -> bool:
     """Whether φ(k x) = k φ(x) for positive k, on a probe."""
     return torch.equal(phi(4.0 * _PROBE), 4.0 * phi(_PROBE))  # powers of two do not round
-
-
-def _slots(node: fx.Node, role: Role) -> list[Unknown]:
-    return [slot(node, role, source) for source in dict.fromkeys(inputs(role))]

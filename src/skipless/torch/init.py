@@ -90,10 +90,9 @@ def delta_(
     depthwise convolution it is a sign for each channel: q and c values are kept, but nothing is
     added up, so an activation that follows does not see normal numbers as its maps assume.
 
-    An even kernel has no centre; of its two middle taps the first, (size - 1) // 2, is taken. Under
-    `padding="same"` it reads the location itself, and under explicit padding of at most
-    (size - 1) // 2 (times the dilation) it never reads the padding. Wider padding, around a kernel
-    of any size, gives the output a border of zeros.
+    Of an even kernel's two middle taps the first, (size - 1) // 2, is taken, which is the location
+    itself under `padding="same"`. Explicit padding of more than (size - 1) // 2 (times the
+    dilation) gives the output of any kernel a border of zeros.
 
     >>> weight = delta_(torch.empty(4, 4, 3, 3))
     >>> centre = weight[:, :, 1, 1]
@@ -114,12 +113,10 @@ def transposed_delta_(
 ) -> Tensor:
     """Weight of a transposed convolution, zero but for one random matrix at the middle taps.
 
-    A single tap would reach only every `stride`-th location of the output. So as many taps as the
-    stride, from (size - stride + 1) // 2 on, hold the same matrix: the layer copies each location
-    `stride` times and then acts on it as under `delta_`.
-
-    An output of at most `stride` times the size of the input, with an `output_padding` of 0 or 1,
-    is reached everywhere; a larger one has a border of zeros.
+    As many taps as the stride, from (size - stride + 1) // 2 on, hold the same matrix: the layer
+    copies each location `stride` times and then acts on it as under `delta_`. An output of at most
+    `stride` times the size of the input, with an `output_padding` of 0 or 1, is reached everywhere;
+    a larger one has a border of zeros.
 
     >>> weight = transposed_delta_(torch.empty(8, 8, 4), stride=2)
     >>> up = nn.functional.conv_transpose1d(torch.ones(1, 8, 5), weight, stride=2, padding=1)
@@ -143,10 +140,9 @@ def initialize_(
 
     Linear layers and convolutions of all kinds get weights with gain `sigma_w`, and biases from
     $\mathcal N(0, \sigma_b^2)$; of a `torch.fx.GraphModule` also layers that are functions of
-    parameters. Normalisation layers are reset: scale 1, shift 0, no running statistics. A parameter
-    that several layers share is drawn once, as that of the first. All else, such as embeddings,
-    attention's packed projections or the slope of `nn.PReLU`, is left alone. Models with lazy, meta
-    or reparametrised weights are refused before anything is changed.
+    parameters. Normalisation layers are reset. A parameter that several layers share is drawn once,
+    as that of the first. All else, such as embeddings, attention's packed projections or the slope
+    of `nn.PReLU`, is left alone. Models with lazy, meta or reparametrised weights are refused.
 
     Args:
         model: The network, which is changed.
@@ -166,11 +162,7 @@ def initialize_(
     drawn: set[int] = set()
 
     def draw_layer_(
-        weight: Tensor,
-        bias: Tensor | None,
-        groups: int,
-        strides: Sequence[int],
-        right: bool = False,
+        weight: Tensor, bias: Tensor | None, groups: int, strides: Sequence[int], right: bool
     ) -> None:
         if id(weight) not in drawn:
             sampler.draw_(weight.mT if right else weight, groups, strides, delta=delta)
@@ -185,7 +177,7 @@ def initialize_(
         elif isinstance(module, _Affine):
             groups = 1 if isinstance(module, nn.Linear) else module.groups
             strides = module.stride if isinstance(module, _Transposed) else ()
-            draw_layer_(module.weight, module.bias, groups, strides)
+            draw_layer_(module.weight, module.bias, groups, strides, right=False)
         else:
             continue
         drawn.update(id(parameter) for parameter in module.parameters(recurse=False))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -30,16 +29,17 @@ from skipless.core.measure import TOLERANCE, Check, Measurement
 from skipless.core.solution import Solution
 
 from .init import Distribution, initialize_
-from .trace import Reading, read
+from .trace import read
 
 
 class Replay:
-    """Runs the record of `reading` on inputs of the shape that it was made with.
+    """Runs the record of `model` on inputs of the shape that it was made with.
 
     The record shares its weights with the model, so that it follows when these are drawn again.
     """
 
-    def __init__(self, reading: Reading, example: Tensor) -> None:
+    def __init__(self, model: nn.Module, example: Tensor) -> None:
+        reading = read(model, example)
         self.graph = reading.graph
         self._program, self._example = reading.program, example
         self._tensors = reading.tensors()
@@ -49,20 +49,25 @@ class Replay:
         self._channels = {t: reading.axes[t].channels for t, _ in self._tensors.values()}
 
     def __call__(self, start: np.ndarray, weights: None) -> tuple[Array, Array]:
-        """The q and c values of shape (live nodes, pairs), with the weights as they are.
-
-        The `start` replaces what layers that normalise the inputs would make of the example.
-        """
         return self.run(self._example, torch.from_numpy(start).to(self._example))
 
     @torch.no_grad()
     def run(self, inputs: Tensor, start: Tensor | None = None) -> tuple[Array, Array]:
-        """The same for these `inputs` of the model."""
+        """The q and c values of shape (live nodes, pairs), with the weights as they are.
+
+        A `start` replaces what layers that normalise the `inputs` make of them.
+        """
         observer = _Observer(self._program, self._channels, len(inputs))
         if start is not None:
             observer.given[self._start] = start
-        # In place, a first operation would overwrite the inputs.
-        observer.run(*_arguments(self._program, inputs.clone()))
+        state = {**self._program.state_dict, **self._program.constants}
+        inputs = inputs.clone()  # which a first operation in place would overwrite
+        observer.run(
+            *(
+                inputs if spec.kind is InputKind.USER_INPUT else state[spec.target or ""]
+                for spec in self._program.graph_signature.input_specs
+            )
+        )
         return core.values_at_nodes(self.graph, self._tensors, observer.seen)
 
 
@@ -103,13 +108,6 @@ def _kernel(x: Tensor, channels: tuple[int, ...], batch_size: int) -> tuple[Tens
     return (q_1 + q_2).mean(dim=1) / 2.0, c_pl.clamp(-1.0, 1.0).nanmean(dim=1)
 
 
-def _arguments(program: ExportedProgram, inputs: Tensor) -> Iterator[object]:
-    """What the record's placeholders stand for: weights, buffers, constants and the inputs."""
-    state = {**program.state_dict, **program.constants}
-    for spec in program.graph_signature.input_specs:
-        yield inputs if spec.kind is InputKind.USER_INPUT else state[spec.target or ""]
-
-
 def measure(
     model: nn.Module,
     inputs: Tensor,
@@ -119,10 +117,8 @@ def measure(
 ) -> Measurement:
     """The q and c values of `model` at every node of its graph, averaged over pairs and locations.
 
-    The model is measured in evaluation mode, and left as it was.
-
     Args:
-        model: The network.
+        model: The network, which is measured in evaluation mode and left as it was.
         inputs: A batch in which samples 0 and 1 are a pair, as are 2 and 3, and so on.
         seeds: How many draws of the weights to measure, or the seeds themselves; standard errors
             are then over seeds. Without it, the weights are those that the model has.
@@ -139,9 +135,13 @@ def measure(
     core.require_batch_of_pairs(tuple(inputs.shape))
     network = model if seeds is None else copy.deepcopy(model)
     draw = draw or partial(initialize_, **core.sigmas(core.known_solution(model)))
-    with _evaluating(network):
-        replay = Replay(read(network, inputs), inputs)
+    modes = {module: module.training for module in network.modules()}
+    try:
+        replay = Replay(network.eval(), inputs)
         q, c = core.stack([replay.run(inputs) for _ in _draws(network, seeds, draw)])
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
     return Measurement.of(replay.graph, q, c)
 
 
@@ -178,8 +178,7 @@ def check(
         solution: What shaped the network; a converted model carries it.
         cosines: Those of the pairs of inputs that go through the network.
         seeds: How many draws of the weights, or the seeds themselves: `seeds=tqdm(range(50))` shows
-            progress. With fewer than ten, standard errors are uncertain and a disagreement may be
-            chance.
+            progress. With fewer than ten, a disagreement may be chance.
         pairs: How many pairs of inputs there are for each cosine.
         distribution: "orthogonal" or "gaussian" weights.
         tolerance: What finite width may add to a difference.
@@ -195,12 +194,10 @@ def check(
     solution = core.find_solution(model, solution)
     samples = core.batch_size(cosines, pairs)
     draw = partial(initialize_, distribution=distribution, **core.sigmas(solution))
-    network = copy.deepcopy(model)
-    with _evaluating(network):
-        batch = example[:1].expand(samples, *example.shape[1:]).clone()
-        replay = Replay(read(network, batch), batch)
-        draws = _draws(network, seeds, draw)
-        return core.check(replay, solution, draws, cosines, pairs, tolerance)
+    network = copy.deepcopy(model).eval()
+    batch = example[:1].expand(samples, *example.shape[1:]).clone()
+    draws = _draws(network, seeds, draw)
+    return core.check(Replay(network, batch), solution, draws, cosines, pairs, tolerance)
 
 
 @renamed_arguments(channel_dim="channel_axis")
@@ -236,14 +233,3 @@ def _draws(
     for seed in core.seed_numbers(seeds):
         draw(model, generator=torch.Generator().manual_seed(seed))
         yield
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -1,11 +1,9 @@
 r"""Inputs of q value 1, as the theory assumes them.
 
-The q value of an input is $q = \|x\|^2 / d$; all predictions are for $q = 1$ (section 2.2). Which
-numbers make up $x$ depends on the network:
-
-- A convolutional network under Delta initialisation acts on every location by itself, so that each
-  location's vector of channels needs q value 1: `normalize_per_location`.
-- A multilayer perceptron takes all numbers of a sample as one vector: `normalize_per_sample`.
+The q value of an input is $q = \|x\|^2 / d$; all predictions are for $q = 1$ (section 2.2). To a
+convolutional network under Delta initialisation, $x$ is the vector of channels at a location
+(`normalize_per_location`); to a multilayer perceptron, all numbers of a sample
+(`normalize_per_sample`).
 
 With smooth activations this decides whether the prediction holds. Rectifiers commute with positive
 scales, so that c values come out right without it; but a location of zeros, such as a black pixel,
@@ -55,8 +53,7 @@ def normalize_per_sample(x: Tensor, *, start_axis: int = 1) -> Tensor:
     """`x` scaled to q value 1 over all numbers of each sample; a sample of zeros stays zero.
 
     A sample is what lies in the axes from `start_axis` on: 1 in batches, 0 for a single sample.
-    Among many numbers the length is a small loss. Where it matters,
-    `normalize_per_location(x.flatten(1))` keeps it in one more number.
+    `normalize_per_location(x.flatten(1))` keeps its length, too, in one more number.
 
     >>> normalize_per_sample(torch.tensor([[3.0, 0.0, 0.0, 0.0], [5.0, 5.0, -5.0, 5.0]]))
     tensor([[ 2.,  0.,  0.,  0.],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +75,15 @@ def operation(node: fx.Node) -> str:
     return getattr(target, "__name__", str(target))
 
 
-def out_of_place(target: Any) -> Any:
-    """The same operator without the effect of writing into its first argument."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return target
-    name = target._schema.name.split("::")[-1]
-    if not name.endswith("_") or name.startswith("_"):
+def plain_operation(node: fx.Node) -> str:
+    """The name without the underscore of in-place variants: `relu`, `conv2d`."""
+    return operation(node).rstrip("_")
+
+
+def out_of_place(node: fx.Node) -> Any:
+    """What a node calls, without the effect of writing into its first argument."""
+    target, name = node.target, operation(node)
+    if not isinstance(target, torch._ops.OpOverload) or name[0] == "_" or name[-1] != "_":
         return target
     return getattr(getattr(torch.ops.aten, name.rstrip("_")), target._overloadname)
 
@@ -98,16 +101,10 @@ def origin(node: fx.Node) -> str:
     if path.replace(".", "").isdigit():
         kind = str(node.meta["nn_module_stack"][call][1]).rpartition(".")[2]
         path = f"{kind} {path}"
-    where = list(_user_lines(node.meta.get("stack_trace") or ""))
-    line = f" ({where[-1]})" if where else ""
-    return f"{path or 'the model itself'}{line}"
-
-
-def _user_lines(stack_trace: str) -> Iterator[str]:
     libraries = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-    for file, line in re.findall(r'File "([^"]+)", line (\d+)', stack_trace):
-        if not file.startswith(libraries):
-            yield f"{Path(file).name}:{line}"
+    calls = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    lines = [f" ({Path(f).name}:{line})" for f, line in calls if not f.startswith(libraries)]
+    return (path or "the model itself") + "".join(lines[-1:])
 
 
 _PRODUCTS = {"linear": 0, "matmul": 0, "mm": 0, "addmm": 1}  # and the place of the left factor
@@ -115,18 +112,14 @@ _PERMUTATIONS = {"permute", "transpose", "t", "movedim", "swapaxes", "numpy_T"}
 _POOL = re.compile(r"(adaptive_)?(?:avg|max)_pool([123])d")
 
 
-def channel_axis(layer: fx.Node, *, weights_on_left: bool, rank: int) -> int:
-    """Where a layer has its channels in its input or output, a tensor of that `rank`."""
-    if operation(layer) in _PRODUCTS:
-        return max(rank - 2, 0) if weights_on_left else rank - 1
+def channel_axis(layer: fx.Node, source: fx.Node, tensor: fx.Node) -> int:
+    """Where a layer of `source` has its channels in `tensor`, its input or output."""
+    rank, name = len(sizes(tensor)), operation(layer)
+    if name in _PRODUCTS:
+        return rank - 1 if layer.args[_PRODUCTS[name]] is source else max(rank - 2, 0)
     kernel = layer.args[1]  # which has two axes of channels, and the others for locations
     assert isinstance(kernel, fx.Node)
     return rank - (len(sizes(kernel)) - 2) - 1
-
-
-def left_factor(layer: fx.Node) -> object:
-    """What a product multiplies from the left, or what a convolution reads."""
-    return layer.args[_PRODUCTS.get(operation(layer), 0)]
 
 
 def axis_map(move: fx.Node, source: fx.Node) -> AxisMap:
@@ -179,9 +172,8 @@ def _padded(move: fx.Node, rank: int) -> list[int]:
 
 
 def _means(move: fx.Node, before: Sequence[int]) -> list[int]:
-    axes = argument(move, 1, "dim", None)
-    named = range(len(before)) if axes is None or axes == [] else axes
-    return [axis % len(before) for axis in named]
+    axes = argument(move, 1, "dim") or range(len(before))
+    return [axis % len(before) for axis in axes]
 
 
 def sizes(tensor: fx.Node) -> tuple[int, ...]:
@@ -197,12 +189,12 @@ def _number(value: Any) -> int:
     return known if isinstance(known, int) else known.node.hint
 
 
-def argument(node: fx.Node, place: int, name: str, default: Any) -> Any:
-    """An argument of a recorded operation, given by its place or its name."""
+def argument(node: fx.Node, place: int, name: str, default: object = None) -> Any:
+    """An argument of a call, given by its place or its name."""
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
-_VIEWS = {
+VIEWS = {
     "flatten", "view", "reshape", "permute", "transpose", "t", "squeeze", "unsqueeze", "contiguous",
     "detach", "slice", "expand", "alias", "movedim", "unflatten", "select", "narrow", "getitem",
     "chunk", "split", "split_with_sizes", "swapaxes", "numpy_T", "to", "dropout",
@@ -229,7 +221,7 @@ class Memory:
         """
         name = operation(node)
         writes = name.endswith("_")
-        shares = name in _VIEWS or writes
+        shares = name in VIEWS or writes
         self._first[node] = self._first.get(source, source) if shares else node
         written = node.args[0]
         if not writes or not isinstance(written, fx.Node) or self.latest(written) is not source:
@@ -243,35 +235,9 @@ class Memory:
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_STOCK_LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
-_STOCK_FORWARDS = {cls.forward for cls in _STOCK_LAYERS}
+STOCK_LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 
 
-def module_of_layer(
-    node: fx.Node, modules: Mapping[str, nn.Module], parameters: Mapping[str, str | None]
-) -> str | None:
-    """The path of the module, left as PyTorch made it, whose whole work is this operation.
-
-    `parameters` has the names of recorded parameters.
-    """
-    path, _ = called_module(node)
-    module = modules.get(path)
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return path
-    if not isinstance(module, _STOCK_LAYERS) or type(module).forward not in _STOCK_FORWARDS:
-        return None
-    if isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)) and module.padding_mode != "zeros":
-        return None  # which is an operation before the convolution
-    weight = node.args[1] if len(node.args) > 1 else None
-    own = isinstance(weight, fx.Node) and parameters.get(weight.name) == f"{path}.weight"
-    return path if own else None
-
-
-def give_bias_(layer: nn.Module) -> bool:
-    """Whether `layer` had no bias, and has one of zeros now."""
-    assert isinstance(layer, _STOCK_LAYERS)
-    if layer.bias is not None:
-        return False
-    width = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
-    layer.bias = nn.Parameter(layer.weight.new_zeros(width))
-    return True
+def layer_width(layer: nn.Module) -> int:
+    """The number of units or channels that `layer` computes."""
+    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels  # pyright: ignore

@@ -12,7 +12,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -30,14 +29,13 @@ from skipless.core.record import Recorded, UnsupportedModelError
 from . import operations as ops
 from .activations import ShapedActivation
 from .normalize import PerLocationNormalization
-from .operations import Memory, called_module, operation, origin, sizes
+from .operations import Memory, called_module, operation, origin, plain_operation, sizes
 
 _SIZED = (
     ops.MOVES | ops.APPROXIMATE_MOVES | {"shape", "size", "numel", "interpolate"}
 ) - ops.WITHOUT_SIZES
 _GROUPS = 6  # where the operators of convolution have their number of groups
 _ARITHMETIC = ("add", "sub", "mul", "div")
-Step = core.Step[fx.Node]
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ class Description(Recorded[fx.Node]):
         return range(1, rank)
 
     def values(self, tensor: fx.Node, sources: Mapping[fx.Node, Array]) -> Array | None:
-        name, now = operation(tensor).rstrip("_"), self.inputs[tensor]
+        name, now = plain_operation(tensor), self.inputs[tensor]
         numbers = {a: _uniform_number(self._constants.get(b)) for a, b in now.items()}
         if any(number is None and now[a] not in sources for a, number in numbers.items()):
             return None
@@ -175,7 +173,7 @@ class Description(Recorded[fx.Node]):
         return _run(node, lambda a: self._constants[a].clone())  # pyright: ignore[reportOptionalMemberAccess]
 
     def _describe(self, node: fx.Node, sources: Sequence[fx.Node]) -> rec.Operation[fx.Node]:
-        name, first = operation(node).rstrip("_"), sources[0]
+        name, first = plain_operation(node), sources[0]
         if isinstance(self._modules.get(called_module(node)[0]), PerLocationNormalization):
             return rec.Preparation(tuple(sources))
         if (call := self._shaped_call(node)) is not None:
@@ -192,7 +190,9 @@ class Description(Recorded[fx.Node]):
         if name in ops.CONCATENATIONS:
             return self._concatenation(node)
         if name in _ARITHMETIC or name in ops.POINTWISE:
-            weights = _weights(node, name) if len(sources) == 2 else None
+            alpha: Any = node.kwargs.get("alpha", 1)
+            sums = {"add": (1.0, float(alpha)), "sub": (1.0, -float(alpha))}
+            weights = sums.get(name) if len(sources) == 2 else None
             return rec.Pointwise(tuple(sources), name, weights, affine=name in _ARITHMETIC)
         kind, advice = ops.UNCOVERED.get(name, ops.UNKNOWN)
         message = f"{origin(node)} computes {name}{kind}, which has no Q and C maps. {advice}"
@@ -200,24 +200,19 @@ class Description(Recorded[fx.Node]):
 
     def _shaped_call(self, node: fx.Node) -> str | None:
         stack: Mapping[str, tuple[str, object]] = node.meta.get("nn_module_stack") or {}
-        for call, (path, _) in stack.items():
-            if isinstance(self._modules.get(path), ShapedActivation):
-                return call
-        return None
+        modules = ((call, self._modules.get(path)) for call, (path, _) in stack.items())
+        return next((call for call, m in modules if isinstance(m, ShapedActivation)), None)
 
     def _layer(self, node: fx.Node, sources: Sequence[fx.Node]) -> rec.Layer[fx.Node]:
         source, now = sources[0], self.inputs[node]
         groups = node.args[_GROUPS] if len(node.args) > _GROUPS else 1
         channels = sizes(source)[1] // groups if isinstance(groups, int) and groups > 1 else None
-        on_left = now[ops.left_factor(node)] is not source  # pyright: ignore[reportArgumentType]
-        axis = partial(ops.channel_axis, node, weights_on_left=on_left)
-        summed, made = axis(rank=self.rank(source)), axis(rank=self.rank(node))
-        weights = [a for a in now if a.op == "placeholder" and a in self._constants]
+        given = next(a for a in now if now[a] is source)
         return rec.Layer(
             tuple(sources),
-            weights=weights[0] if weights else None,
-            summed=(summed,),
-            made=(made,),
+            weights=next((a for a in now if a.op == "placeholder" and a in self._constants), None),
+            summed=(ops.channel_axis(node, given, source),),
+            made=(ops.channel_axis(node, given, node),),
             channels=channels,
             depthwise=channels == 1 and sizes(node)[1] == groups,
         )
@@ -231,12 +226,6 @@ class Description(Recorded[fx.Node]):
             widths=[float(sizes(part)[axis]) for part in parts],
             axis=axis % self.rank(node),
         )
-
-
-def _weights(node: fx.Node, name: str) -> tuple[float, float] | None:
-    alpha = node.kwargs.get("alpha", 1)
-    assert isinstance(alpha, int | float)
-    return {"add": (1.0, float(alpha)), "sub": (1.0, -float(alpha))}.get(name)
 
 
 def _uniform_number(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -270,15 +259,14 @@ def _export_with_open_sizes(model: nn.Module, example: torch.Tensor) -> Exported
 
 def _mentions_sizes(model: nn.Module) -> bool:
     """Whether the user's modules name an operation that reads sizes or is given some."""
-    own = {
-        function.__code__
-        for module in model.modules()
-        for cls in type(module).__mro__
+    classes = {cls for kind in set(map(type, model.modules())) for cls in kind.__mro__}
+    return any(
+        not _SIZED.isdisjoint(function.__code__.co_names)
+        for cls in classes
         if not cls.__module__.startswith("torch.")
         for name, function in vars(cls).items()
         if isinstance(function, FunctionType) and name != "__init__"
-    }
-    return any(not _SIZED.isdisjoint(code.co_names) for code in own)
+    )
 
 
 def _sizes_are_open(model: nn.Module, program: ExportedProgram) -> bool:
@@ -286,7 +274,7 @@ def _sizes_are_open(model: nn.Module, program: ExportedProgram) -> bool:
     modules = dict(model.named_modules(remove_duplicate=False))
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
     return all(
-        operation(node).rstrip("_") in ops.WITHOUT_SIZES
+        plain_operation(node) in ops.WITHOUT_SIZES
         or type(modules.get(called_module(node)[0])).__module__.startswith("torch.nn.modules")
         for node in calls
     )
@@ -295,7 +283,8 @@ def _sizes_are_open(model: nn.Module, program: ExportedProgram) -> bool:
 def _export(
     model: nn.Module, example: torch.Tensor, sizes: tuple[Mapping[int, object]] | None = None
 ) -> ExportedProgram:
-    with warnings.catch_warnings(), _silence_logging():
+    # The error that is raised says what is wrong.
+    with warnings.catch_warnings(), silence_logging(logging.CRITICAL):
         warnings.simplefilter("ignore")
         try:
             return torch.export.export(model, (example,), dynamic_shapes=sizes, strict=False)
@@ -309,10 +298,10 @@ def _export(
 
 
 @contextlib.contextmanager
-def _silence_logging() -> Iterator[None]:
-    """Hides the log of torch.export: the error that it raises says what is wrong."""
+def silence_logging(level: int) -> Iterator[None]:
+    """Hides what is logged at this level and below."""
     before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+    logging.disable(max(level, before))
     try:
         yield
     finally:
