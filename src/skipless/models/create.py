@@ -221,11 +221,7 @@ def nearest_wide_depths(depth: int) -> tuple[int, ...]:
 
 
 def choose_activation(
-    plan: Plan,
-    activation: str | None,
-    negative_slope: float | None,
-    method: Method | None,
-    clamp: bool,
+    plan: Plan, activation: str | None, slope: float | None, method: Method | None, clamp: bool
 ) -> tuple[ActivationFactory, tuple[float, float], Shaping | None]:
     """The activation of a network, the σ_w and σ_b that go with it, and how it was solved for."""
     if activation == "prelu":
@@ -234,26 +230,26 @@ def choose_activation(
                 f"prelu trains its slopes, so {type(method).__name__} cannot solve for them. Leave "
                 "the method out, or use leaky_relu."
             )
-        slope = 0.25 if negative_slope is None else negative_slope  # He et al. (2015)
-        sigmas = _sigma_w_keeping_q(leaky_relu(slope)), 0.0
-        return lambda channels: nn.PReLU(channels, slope), sigmas, None
+        start = 0.25 if slope is None else slope  # He et al. (2015)
+        sigmas = _sigma_w_keeping_q(leaky_relu(start)), 0.0
+        return lambda channels: nn.PReLU(channels, start), sigmas, None
     if str(activation).lower() == "prelu":  # not in the table, which would suggest another
         raise ValueError(f"No activation is called {activation!r}. Did you mean 'prelu'?")
     if method is None and plan.norm != "none":
-        phi = look_up(activation or "relu", negative_slope)
+        phi = look_up(activation or "relu", slope)
         is_relu = phi is look_up("relu")
         factory = lambda _: nn.ReLU() if is_relu else ShapedActivation(phi)
         return factory, (_sigma_w_keeping_q(phi), 0.0), None
     method = TAT() if method is None else method
-    _require_shapeable(plan, method, negative_slope)
-    phi = look_up(activation or _DEFAULT_ACTIVATION.get(type(method), "relu"), negative_slope)
+    _require_shapeable(plan, method, slope)
+    phi = look_up(activation or _DEFAULT_ACTIVATION.get(type(method), "relu"), slope)
     graph = _graph(plan.thin())
     solution = solve(graph, method, phi, clamp=clamp)
     factory = lambda _: ShapedActivation.from_solution(solution)
     return factory, (solution.sigma_w, solution.sigma_b), Shaping(method, graph, solution)
 
 
-def _require_shapeable(plan: Plan, method: Method, negative_slope: float | None) -> None:
+def _require_shapeable(plan: Plan, method: Method, slope: float | None) -> None:
     what = f"{type(method).__name__} cannot shape"
     if isinstance(plan, ResNetPlan) and plan.shortcut_weight is None:
         raise ValueError(
@@ -267,10 +263,10 @@ def _require_shapeable(plan: Plan, method: Method, negative_slope: float | None)
             "have in common, so that no C map describes it. Use norm='none' or 'layer', or leave "
             "the method out."
         )
-    if negative_slope is not None and not isinstance(method, EOC):
+    if slope is not None and not isinstance(method, EOC):
         raise ValueError(
             f"{type(method).__name__} solves for the slope itself, got "
-            f"negative_slope={negative_slope:g}. Leave one of them out, or use EOC()."
+            f"negative_slope={slope:g}. Leave one of them out, or use EOC()."
         )
 
 

@@ -25,20 +25,9 @@ follows the last block, is $n B (1 - w^2) + T w^2 + 1$ times $C''(1)$ (appendix 
 B.5 calls L the number of nonlinear layers, but it is the depth in the network's name, which counts
 the stem and the logits: ResNet-50 has 49 activations, 48 in its blocks and one after them.
 
-Parameters for 1000 classes:
-
-| network     | v1, as published | standard   | vanilla    |
-|-------------|------------------|------------|------------|
-| `resnet18`  | 11,689,512       | 11,687,720 | 11,511,784 |
-| `resnet34`  | 21,797,672       | 21,795,880 | 21,616,232 |
-| `resnet50`  | 25,557,032       | 25,549,352 | 22,757,736 |
-| `resnet101` | 44,549,160       | 44,541,480 | 41,723,752 |
-| `resnet152` | 60,192,808       | 60,185,128 | 57,344,360 |
-| `resnet200` |                  | 64,666,152 | 61,813,096 |
-
-Post-activation (v1) ResNets (torchvision) have the same convolutions, but normalise their outputs,
-not their inputs. The difference is their norms after projections: two parameters for each of 256 +
-512 + 1024 + 2048 channels, 7680 in all; without bottlenecks, of 128 + 256 + 512 channels, 1792.
+For 1000 classes, a standard `resnet50` has 25,549,352 parameters and a vanilla one 22,757,736. The
+published 25,557,032 are of a post-activation (v1) ResNet, which has two more for each channel that
+a projection outputs, because it normalises outputs and not inputs.
 """
 
 from __future__ import annotations

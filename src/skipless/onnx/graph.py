@@ -9,9 +9,7 @@ the same for every network:
 - An elementwise operation overwrites an activation of the same size that nothing else will read,
   unless that is the network's input.
 
-So what is held while an operation runs is what it reads, what it writes, and what waits for others.
-A chain has one order only. If paths run side by side, as a branch and its shortcut do, all orders
-are searched.
+If paths run side by side, as a branch and its shortcut do, all orders are searched.
 """
 
 from __future__ import annotations
@@ -184,14 +182,12 @@ def _einsum_multiply_adds(equation: str, shapes: Sequence[tuple[int, ...]]) -> i
     terms = []
     for term, shape in zip(left.split(","), shapes, strict=True):
         hidden = len(shape) - len(term.replace("...", ""))  # dimensions under the dots
-        dots = [f".{number}" for number in range(hidden, 0, -1)]
-        before, _, after = term.partition("...")
-        names = [*before, *dots, *after] if "..." in term else list(term)
+        names = term.replace("...", "987654321"[9 - hidden :])
         for name, size in zip(names, shape, strict=True):
             sizes[name] = max(size, sizes.get(name, 1))
         terms.append(set(names))
     kept = set(right) if arrow else {name for name in sizes if left.count(name) == 1}
-    kept |= {name for name in sizes if name.startswith(".")}
+    kept |= set(filter(str.isdigit, sizes))
     total, running = 0, terms[0]
     for number, term in enumerate(terms[1:], 1):
         total += math.prod(sizes[name] for name in running | term)
@@ -246,7 +242,11 @@ def best_schedule(graph: OnnxGraph, max_states: int = _MAX_STATES) -> MemorySche
     while waiting and len(visited) < max_states:
         peak, steps, _, state = heapq.heappop(waiting)
         if not state.ready:
-            return MemorySchedule(_order(state), peak, optimal=True)
+            order = []
+            while state.before is not None:
+                state, operation = state.before
+                order.append(operation)
+            return MemorySchedule(tuple(reversed(order)), peak, optimal=True)
         if state.done in visited:
             continue
         visited.add(state.done)
@@ -284,14 +284,6 @@ def _successors(memory: MemoryPlan, state: _State, peak: int) -> list[tuple[int,
             return [after]
         found.append(after)
     return found
-
-
-def _order(state: _State) -> tuple[int, ...]:
-    order: list[int] = []
-    while state.before is not None:
-        state, operation = state.before
-        order.append(operation)
-    return tuple(reversed(order))
 
 
 class MemoryPlan:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from skipless.torch.fold import fold
+from skipless.torch.trace import silence_logging
 
 from .run import open_session, run_session
 
@@ -43,13 +44,13 @@ def export(model: nn.Module, example: Tensor, path: str | Path) -> Path:
     path = Path(path)
     # Written elsewhere until it is verified, so that a wrong file does not replace an older one.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unverified-") as folder:
-        written = _write_verified(model, example, Path(folder) / path.name)
-        for part in sorted(written.parent.iterdir(), reverse=True):  # the data before the graph
+        _write_verified(model, example, Path(folder) / path.name)
+        for part in sorted(Path(folder).iterdir(), reverse=True):  # the data before the graph
             part.replace(path.parent / part.name)
     return path
 
 
-def _write_verified(model: nn.Module, example: Tensor, path: Path) -> Path:
+def _write_verified(model: nn.Module, example: Tensor, path: Path) -> None:
     require_onnx()
     model_name, evaluated = type(model).__name__, copy.deepcopy(model).eval()
     require_batch(evaluated, example, model_name)
@@ -81,7 +82,6 @@ def _write_verified(model: nn.Module, example: Tensor, path: Path) -> Path:
                 f"where the largest output is {largest:.2g}. Compare fold(model) with the model: "
                 "if they agree, the export of an operation is wrong."
             )
-    return path
 
 
 def require_batch(model: nn.Module, example: Tensor, name: str) -> None:
@@ -166,10 +166,9 @@ def rewrite_pools(path: Path) -> None:
     import onnx
 
     model = onnx.load(path, load_external_data=False)
-    values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
     shapes = {
         v.name: [size.dim_param or size.dim_value for size in v.type.tensor_type.shape.dim]
-        for v in values
+        for v in (*model.graph.input, *model.graph.output, *model.graph.value_info)
     }
     numbers = {t.name: t for t in model.graph.initializer if t.data_type == onnx.TensorProto.INT64}
     rewritten = []
@@ -231,11 +230,9 @@ def quantize(path: str | Path, output: str | Path, batches: Iterable[np.ndarray]
     name = open_session(path).get_inputs()[0].name
     feeds = ({name: batch} for batch in batches)
     reader: Any = SimpleNamespace(get_next=lambda: next(feeds, None))
-    # Next to the output, which it replaces when it is complete.
-    with (
-        tempfile.TemporaryDirectory(dir=output.parent, prefix=".unfinished-") as folder,
-        _quiet_quantiser(),
-    ):
+    # Next to the output, which it replaces when it is complete. Notes on defaults are silenced.
+    unfinished = tempfile.TemporaryDirectory(dir=output.parent, prefix=".unfinished-")
+    with unfinished as folder, silence_logging(logging.WARNING):
         prepared, written = Path(folder) / "prepared.onnx", Path(folder) / output.name
         # PyTorch's exporter has written the shapes already.
         quant_pre_process(path, prepared, skip_symbolic_shape=True)
@@ -251,15 +248,3 @@ def quantize(path: str | Path, output: str | Path, batches: Iterable[np.ndarray]
         )
         written.replace(output)
     return output
-
-
-@contextlib.contextmanager
-def _quiet_quantiser() -> Iterator[None]:
-    """Silences onnxruntime's notes on its own defaults, which go to the root logger."""
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        root.setLevel(level)
