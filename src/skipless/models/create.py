@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from numbers import Integral, Real
 from types import NoneType
-from typing import Literal, cast, get_args
+from typing import get_args
 
 import torch
 from torch import nn
@@ -39,8 +39,6 @@ from .networks import (
     build_network,
 )
 
-Family = Literal["mlp", "resnet", "wide_resnet"]
-
 _NAME = re.compile(r"(mlp|resnet|wide_resnet):?([1-9]\d{0,5})")
 # Blocks of each stage, and whether they are bottlenecks (He et al. 2015, table 1; He et al. 2016).
 RESNETS: dict[int, tuple[tuple[int, ...], bool]] = {
@@ -59,7 +57,6 @@ _WELL_KNOWN = (
 )
 _MAX_CHANNELS = 2**24  # of a first stage: the bytes of any later layer still fit 63 bits
 _DEFAULT_ACTIVATION = {TAT: "leaky_relu", DKS: "softplus", EOC: "relu"}
-_LARGEST_SMALL_IMAGE = 64  # Tiny ImageNet's, on which networks for CIFAR are used
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "num_classes": ((Integral,), "an integer, such as 10"),
     "in_chans": ((Integral,), "an integer, such as 3"),
@@ -182,7 +179,7 @@ def create_model(
     return network
 
 
-def parse_name(name: str) -> tuple[Family, int]:
+def parse_name(name: str) -> tuple[str, int]:
     """The family and the depth of the network called `name`.
 
     >>> parse_name("resnet50"), parse_name("mlp:1000")
@@ -198,7 +195,7 @@ def parse_name(name: str) -> tuple[Family, int]:
             f"{', '.join(list_models('resnet*'))}; mlp takes any depth (mlp50), and wide_resnet "
             "any depth 6n + 4 (wide_resnet100)."
         )
-    family, depth = cast(Family, found[1]), int(found[2])
+    family, depth = found[1], int(found[2])
     if family == "wide_resnet" and (depths := nearest_wide_depths(depth)) != (depth,):
         nearest = " or ".join(f"wide_resnet{valid}" for valid in depths)
         raise ValueError(
@@ -318,7 +315,8 @@ def _plan(
             "shortcut_weight, such as 0.8, or 0 for no shortcuts."
         )
     if stem is None:
-        small = family == "wide_resnet" or (sides and max(sides) <= _LARGEST_SMALL_IMAGE)
+        # Networks for CIFAR are used on Tiny ImageNet, too, whose images have 64 pixels a side.
+        small = family == "wide_resnet" or (sides and max(sides) <= 64)
         stem = "cifar" if small else "imagenet"
     _require_choice("stem", stem, get_args(Stem))
     weight = None if shortcut_weight is None else float(shortcut_weight)

@@ -47,9 +47,6 @@ from skipless.core.solution import Method, Solution
 Norm = Literal["none", "batch", "layer"]
 Stem = Literal["imagenet", "cifar"]
 
-_EXPANSION = 4  # of a bottleneck
-_BATCH_MOMENTUM = 0.1  # torch's convention for statistics that decay by 0.9 a step (appendix D)
-
 ActivationFactory = Callable[[int], nn.Module]
 """Makes a new activation for a number of channels."""
 
@@ -110,8 +107,8 @@ def _pre_activation(
     """Normalisation, if any, and the activation, by their names."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if norm == "batch":
-        kind = nn.BatchNorm2d if images else nn.BatchNorm1d
-        layers[f"norm{suffix}"] = kind(width, momentum=_BATCH_MOMENTUM)
+        # Torch's usual momentum of 0.1 is the paper's decay by 0.9 a step (appendix D).
+        layers[f"norm{suffix}"] = nn.BatchNorm2d(width) if images else nn.BatchNorm1d(width)
     elif norm == "layer":
         # All channels and locations of an image are normalised together, whatever its size.
         layers[f"norm{suffix}"] = nn.GroupNorm(1, width) if images else nn.LayerNorm(width)
@@ -141,7 +138,7 @@ class Block(nn.Module):
         norm = plan.norm
         layers = [(channels, 3, stride), (channels, 3, 1)]
         if plan.bottleneck:
-            layers = [(channels, 1, 1), (channels, 3, stride), (_EXPANSION * channels, 1, 1)]
+            layers = [(channels, 1, 1), (channels, 3, stride), (4 * channels, 1, 1)]
         self.outputs: int = layers[-1][0]
         self.pre: nn.Sequential = nn.Sequential(_pre_activation(inputs, norm, activation))
         branch: OrderedDict[str, nn.Module] = OrderedDict()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -232,7 +232,7 @@ def best_schedule(graph: OnnxGraph, max_states: int = _MAX_STATES) -> MemorySche
     MemorySchedule(order=(0, 1, 2, 3), peak=11, optimal=True)
     """
     for operation in graph.operations:
-        if not set(operation.writes) <= set(graph.activations):
+        if any(name not in graph.activations for name in operation.writes):
             raise UnknownShapeError(f"{operation.kind} {operation.name}")
     memory = MemoryPlan(graph)
     ties = count()
@@ -250,7 +250,7 @@ def best_schedule(graph: OnnxGraph, max_states: int = _MAX_STATES) -> MemorySche
         if state.done in visited:
             continue
         visited.add(state.done)
-        for longest, after in _successors(memory, state, peak):
+        for longest, after in memory.successors(state, peak):
             # Of equal peaks, the path nearest to the end comes first.
             heapq.heappush(waiting, (longest, steps - 1, next(ties), after))
     order = range(len(graph.operations))
@@ -268,22 +268,6 @@ class _State:
     held: int
     ready: tuple[int, ...]
     before: tuple[_State, int] | None
-
-
-def _successors(memory: MemoryPlan, state: _State, peak: int) -> list[tuple[int, _State]]:
-    """The possible next states, each with the peak until then."""
-    found = []
-    for operation in state.ready:
-        during, held = memory.step(operation, state.done, state.held)
-        done = state.done | 1 << operation
-        others = (other for other in state.ready if other != operation)
-        ready = (*others, *memory.unblocked_by(operation, done))
-        after = max(peak, during), _State(done, held, ready, (state, operation))
-        if during <= peak and held <= state.held:
-            # It never leaves more than there was, so now is as good as later.
-            return [after]
-        found.append(after)
-    return found
 
 
 class MemoryPlan:
@@ -339,9 +323,20 @@ class MemoryPlan:
         """Whether nothing reads this memory after all in `done`."""
         return place not in self._kept and self._readers[place] & ~done == 0
 
-    def unblocked_by(self, number: int, done: int) -> Iterator[int]:
-        """The operations that wait only for this one."""
-        return (n for n in self._next[number] if self._needs[n] & ~done == 0)
+    def successors(self, state: _State, peak: int) -> list[tuple[int, _State]]:
+        """The possible next states, each with the peak until then."""
+        found = []
+        for operation in state.ready:
+            during, held = self.step(operation, state.done, state.held)
+            done = state.done | 1 << operation
+            others = (other for other in state.ready if other != operation)
+            unblocked = (n for n in self._next[operation] if self._needs[n] & ~done == 0)
+            after = max(peak, during), _State(done, held, (*others, *unblocked), (state, operation))
+            if during <= peak and held <= state.held:
+                # It never leaves more than there was, so now is as good as later.
+                return [after]
+            found.append(after)
+        return found
 
     def _size(self, place: str) -> int:
         return self.graph.activations[place].size

@@ -103,9 +103,8 @@ def _run_by_schedule(
             view = operation.kind in VIEWS
             held = operation.reads[0] if view else memory.overwritten(number, done)
             for name in operation.writes:
-                like = graph.activations[name]
-                place = np.empty(like.shape, like.dtype) if held is None else arrays[held]
-                arrays[name] = place.reshape(like.shape)
+                shape, dtype = graph.activations[name].shape, graph.activations[name].dtype
+                arrays[name] = arrays[held].reshape(shape) if held else np.empty(shape, dtype)
             peak = max(peak, taken())
             if not view:
                 _run_operation(parts, operation, arrays)

@@ -91,7 +91,6 @@ class ShapedLayer(_Reader):
 
 Role = Opaque | ShapeOnly | PassThrough | GaugedSum | ScaleBy | ShiftBy | AffineLayer | ShapedLayer
 
-_AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 _HOMOGENEOUS = {nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d}
 _IN_EVERY_DIMENSION = (
     *("MaxPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "Dropout"),
@@ -182,7 +181,7 @@ def _role_of_module(called: nn.Module, path: str, x: fx.Node) -> Role:
     if is_plain_layer(called):
         return _layer(called, path, x)
     kind = type(called)
-    if kind in _AVERAGES:
+    if kind in (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d):
         padded = _nonzero(called.padding) and called.count_include_pad
         return PassThrough((x,), not padded and getattr(called, "divisor_override", None) is None)
     if kind in _HOMOGENEOUS:

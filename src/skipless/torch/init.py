@@ -28,9 +28,7 @@ Distribution = Literal["orthogonal", "gaussian"]
 
 _Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 _Affine = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | _Transposed
-_BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
-_InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
-_Normalisation = _BatchNorm | _InstanceNorm | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm
+_Normalisation = nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm
 
 # A QR decomposition meets its other threads at every few columns. Up to this width they save little
 # on idle cores; on busy ones they wait for each other, ten times as long as one thread works.

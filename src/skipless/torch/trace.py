@@ -34,7 +34,6 @@ from .operations import Memory, called_module, operation, origin, plain_operatio
 _SIZED = (
     ops.MOVES | ops.APPROXIMATE_MOVES | {"shape", "size", "numel", "interpolate"}
 ) - ops.WITHOUT_SIZES
-_GROUPS = 6  # where the operators of convolution have their number of groups
 _ARITHMETIC = ("add", "sub", "mul", "div")
 
 
@@ -205,7 +204,7 @@ class Description(Recorded[fx.Node]):
 
     def _layer(self, node: fx.Node, sources: Sequence[fx.Node]) -> rec.Layer[fx.Node]:
         source, now = sources[0], self.inputs[node]
-        groups = node.args[_GROUPS] if len(node.args) > _GROUPS else 1
+        groups = ops.argument(node, 6, "groups", 1)
         channels = sizes(source)[1] // groups if isinstance(groups, int) and groups > 1 else None
         given = next(a for a in now if now[a] is source)
         return rec.Layer(
