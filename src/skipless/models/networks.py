@@ -249,10 +249,9 @@ def build_network(
     num_classes: int,
     drop_rate: float = 0.0,
 ) -> ResNet | MLP:
-    """The network of `plan` on torch's default device, its weights allocated but not initialised.
+    """The network of `plan` on torch's default device, its weights allocated but not drawn.
 
-    So nothing is drawn twice, and the random numbers are left for the final weights. `inputs` are
-    channels of a ResNet, features of an MLP.
+    The `inputs` are channels of a ResNet, features of an MLP.
     """
     device = torch.get_default_device()
     ends = {"num_classes": num_classes, "drop_rate": drop_rate}

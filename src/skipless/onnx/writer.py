@@ -153,8 +153,9 @@ def _quiet_export() -> Iterator[None]:
 def require_onnx() -> None:
     """Raise unless all that ONNX files need is installed."""
     try:
-        for name in ("onnx", "onnxscript", "onnxruntime"):  # torch.onnx needs the first two
-            import_module(name)
+        import_module("onnx")  # torch.onnx needs this and the next
+        import_module("onnxscript")
+        import_module("onnxruntime")
     except ModuleNotFoundError as error:
         raise ImportError(
             f"ONNX export needs {error.name}: pip install 'skipless[deploy]'"

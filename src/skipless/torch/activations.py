@@ -118,8 +118,7 @@ class ShapedActivation(nn.Module):
     φ is a name, an `Activation` of `core`, or a function of tensors. Half precision is computed in
     float32 and rounded once, because $s_o$ magnifies every earlier error.
 
-    Each constant is a buffer. Change it by `load_state_dict`: the floats in `constants` do not
-    follow a write to the buffer.
+    Each constant is a buffer, to be changed by `load_state_dict` only.
 
     A sigmoid is a tanh of half its input, moved up:
 

@@ -47,8 +47,8 @@ def scaled_uniform_orthogonal_(
 
     so that for $m \ge k$ every input keeps its q value exactly, and for $m < k$ on average.
 
-    A convolution is a matrix from all that its kernel covers, one for each group. This is right for
-    kernels of size 1 and patches that do not overlap; others need `delta_`.
+    A convolution is a matrix from all that its kernel covers, one for each group, which is right
+    for kernels of size 1 and patches that do not overlap; others need `delta_`.
 
     >>> weight = scaled_uniform_orthogonal_(torch.empty(6, 3))
     >>> torch.allclose(weight.T @ weight, 2 * torch.eye(3), atol=1e-5)
@@ -82,11 +82,9 @@ def delta_(
     """Weight of a convolution, zero but for one random matrix at the centre of the kernel.
 
     This Delta initialisation lets the network act on each location by itself, which is what makes q
-    and c values of convolutional networks computable (section 2.3).
-
-    Each group has a matrix of its own, which keeps the q value of that group's channels. In a
-    depthwise convolution it is a sign for each channel: q and c values are kept, but nothing is
-    added up, so an activation that follows does not see normal numbers as its maps assume.
+    and c values of convolutional networks computable (section 2.3). Each group has a matrix of its
+    own. In a depthwise convolution it is a sign for each channel: q and c values are kept, but an
+    activation that follows does not see normal numbers as its maps assume.
 
     Of an even kernel's two middle taps the first, (size - 1) // 2, is taken, which is the location
     itself under `padding="same"`. Explicit padding of more than (size - 1) // 2 (times the

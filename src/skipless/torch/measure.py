@@ -4,9 +4,8 @@ At a location of a tensor with $d$ channels, two samples have
 
 $$\hat q = \frac{\|x\|^2}{d}, \qquad \hat c = \frac{x_1^\top x_2}{\|x_1\|\,\|x_2\|}.$$
 
-They are taken where the theory has a node, whatever the model calls it: the record of
-`torch.export` runs step by step, and keeps only these numbers. In names of dimensions, `_p` runs
-over pairs, `_l` over locations and `_c` over channels.
+They are taken where the theory has a node: the record of `torch.export` runs step by step. In names
+of dimensions, `_p` runs over pairs, `_l` over locations and `_c` over channels.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ def measure(
         inputs: A batch in which samples 0 and 1 are a pair, as are 2 and 3, and so on.
         seeds: How many draws of the weights to measure, or the seeds themselves; standard errors
             are then over seeds. Without it, the weights are those that the model has.
-        draw: Called as `draw(model, generator=...)` for each seed, on a copy. The default is
+        draw: Called as `draw(model, generator=...)` for each seed, on a copy; by default
             `initialize_`, with the sigmas of the solution if the model is converted.
 
     A linear layer with orthonormal rows and columns keeps both values:

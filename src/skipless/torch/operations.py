@@ -126,7 +126,10 @@ def axis_map(move: fx.Node, source: fx.Node) -> AxisMap:
     """What a recorded move does to the axes of `source`."""
     before, after, name = sizes(source), sizes(move), operation(move)
     if name in _PERMUTATIONS:
-        return _permutation(move, len(before))
+        distinct = torch.empty(*range(2, 2 + len(before)), device="meta")
+        assert callable(move.target)
+        shape = move.target(distinct, *move.args[1:], **move.kwargs).shape
+        return AxisMap(tuple((shape.index(size),) for size in distinct.shape))
     if name == "pixel_shuffle":  # channels become locations, along both axes
         *others, channels, height, width = range(len(before))
         spread = (channels, height, width)
@@ -138,13 +141,6 @@ def axis_map(move: fx.Node, source: fx.Node) -> AxisMap:
         dropped = _means(move, before)
     pooled, padded = _pooled(move, before), _padded(move, len(before))
     return AxisMap.between(before, after, dropped=dropped, pooled=pooled, padded=padded)
-
-
-def _permutation(move: fx.Node, rank: int) -> AxisMap:
-    distinct = torch.empty(*range(2, 2 + rank), device="meta")
-    assert callable(move.target)
-    shape = move.target(distinct, *move.args[1:], **move.kwargs).shape
-    return AxisMap(tuple((shape.index(axis + 2),) for axis in range(rank)))
 
 
 def _pooled(move: fx.Node, before: Sequence[int]) -> list[int]:

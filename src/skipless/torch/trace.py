@@ -1,8 +1,7 @@
 """A PyTorch model as the theory sees it: trace(model, example) -> Graph.
 
-`torch.export` runs the model on the example and records every tensor operation, with the module and
-the source line that it came from. `Description` says what each operation is, and `core.trace` reads
-that.
+`torch.export` records every tensor operation, with its module and source line. `Description` says
+what each operation is, and `core.trace` reads that.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ _ARITHMETIC = ("add", "sub", "mul", "div")
 class Reading(core.Reading[fx.Node]):
     """A model's graph, and how it lies in the record of the model's operations.
 
-    `inputs` says, for every operation, which tensor each of its arguments was at the time, which
-    operations in place may have changed since.
+    `inputs` says, for every operation, which tensor each of its arguments was at the time.
     """
 
     program: ExportedProgram
