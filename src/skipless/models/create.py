@@ -161,20 +161,11 @@ def create_model(
                 "of the images, such as 28, or 1 for vectors of in_chans numbers."
             )
         inputs *= math.prod(sides)
-    factory, (sigma_w, sigma_b), shaping = choose_activation(
-        plan, activation, negative_slope, method, clamp
-    )
+    factory, sigmas, shaping = choose_activation(plan, activation, negative_slope, method, clamp)
     network = build_network(
         plan, factory, inputs=inputs, num_classes=int(num_classes), drop_rate=drop_rate
     )
-    initialize_(
-        network,
-        sigma_w=sigma_w,
-        sigma_b=sigma_b,
-        distribution=distribution,
-        delta=delta,
-        generator=generator,
-    )
+    initialize_(network, **sigmas, distribution=distribution, delta=delta, generator=generator)
     network.shaping = shaping
     return network
 
@@ -219,7 +210,7 @@ def nearest_wide_depths(depth: int) -> tuple[int, ...]:
 
 def choose_activation(
     plan: Plan, activation: str | None, slope: float | None, method: Method | None, clamp: bool
-) -> tuple[ActivationFactory, tuple[float, float], Shaping | None]:
+) -> tuple[ActivationFactory, dict[str, float], Shaping | None]:
     """The activation of a network, the σ_w and σ_b that go with it, and how it was solved for."""
     if activation == "prelu":
         if method is not None:
@@ -228,7 +219,7 @@ def choose_activation(
                 "the method out, or use leaky_relu."
             )
         start = 0.25 if slope is None else slope  # He et al. (2015)
-        sigmas = _sigma_w_keeping_q(leaky_relu(start)), 0.0
+        sigmas = {"sigma_w": _sigma_w_keeping_q(leaky_relu(start))}
         return lambda channels: nn.PReLU(channels, start), sigmas, None
     if str(activation).lower() == "prelu":  # not in the table, which would suggest another
         raise ValueError(f"No activation is called {activation!r}. Did you mean 'prelu'?")
@@ -236,14 +227,15 @@ def choose_activation(
         phi = look_up(activation or "relu", slope)
         is_relu = phi is look_up("relu")
         factory = lambda _: nn.ReLU() if is_relu else ShapedActivation(phi)
-        return factory, (_sigma_w_keeping_q(phi), 0.0), None
+        return factory, {"sigma_w": _sigma_w_keeping_q(phi)}, None
     method = TAT() if method is None else method
     _require_shapeable(plan, method, slope)
     phi = look_up(activation or _DEFAULT_ACTIVATION.get(type(method), "relu"), slope)
     graph = _graph(plan.thin())
     solution = solve(graph, method, phi, clamp=clamp)
     factory = lambda _: ShapedActivation.from_solution(solution)
-    return factory, (solution.sigma_w, solution.sigma_b), Shaping(method, graph, solution)
+    sigmas = {"sigma_w": solution.sigma_w, "sigma_b": solution.sigma_b}
+    return factory, sigmas, Shaping(method, graph, solution)
 
 
 def _require_shapeable(plan: Plan, method: Method, slope: float | None) -> None:

@@ -41,10 +41,9 @@ class ConvertedModel(fx.GraphModule):
     skipless_report: ConversionReport
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ConvertedModel:
-        copy = super().__deepcopy__(memo)
-        assert isinstance(copy, ConvertedModel)
-        copy.skipless_report = self.skipless_report
-        return copy
+        copied: Any = super().__deepcopy__(memo)
+        copied.skipless_report = self.skipless_report
+        return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (*super().__reduce__()[:2], self.skipless_report)
