@@ -288,8 +288,7 @@ def _shared_parameters(model: fx.GraphModule, roles: Mapping[fx.Node, Role]) -> 
     for node, role in roles.items():
         owner: object = node
         if isinstance(role, AffineLayer):
-            owner = (role.weight, role.bias)
-            used = _ids(model, *owner)
+            owner, used = (role.weight, role.bias), _ids(model, role.weight, role.bias)
         elif (called := module(model, node)) is not None:
             used = {id(p) for p in called.parameters()}
         else:

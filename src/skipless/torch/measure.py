@@ -77,8 +77,7 @@ class _Observer(fx.Interpreter):
         self, program: ExportedProgram, channels: Mapping[fx.Node, tuple[int, ...]], batch_size: int
     ) -> None:
         super().__init__(program.graph_module)
-        self.channels = channels
-        self.batch_size = batch_size
+        self.channels, self.batch_size = channels, batch_size
         self.given: dict[fx.Node, Tensor] = {}
         self.seen: dict[fx.Node, tuple[Array, Array]] = {}
 
