@@ -32,7 +32,7 @@ from .activations import ShapedActivation
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _GaugeReader:
     inputs: tuple[fx.Node, ...]
 
     @property
@@ -40,38 +40,38 @@ class _Reader:
         return self.inputs[0]
 
 
-class Opaque(_Reader):
+class Opaque(_GaugeReader):
     """Needs and returns the numbers themselves."""
 
 
-class ShapeOnly(_Reader):
+class ShapeOnly(_GaugeReader):
     """Reads a shape, or computes with one; the numbers do not matter."""
 
 
 @dataclass(frozen=True)
-class PassThrough(_Reader):
+class PassThrough(_GaugeReader):
     """Passes a scale on, and with `shift` a shift, too."""
 
     shift: bool = True
 
 
 @dataclass(frozen=True)
-class GaugedSum(_Reader):
+class GaugedSum(_GaugeReader):
     weights: tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class ScaleBy(_Reader):
+class ScaleBy(_GaugeReader):
     factor: float
 
 
 @dataclass(frozen=True)
-class ShiftBy(_Reader):
+class ShiftBy(_GaugeReader):
     number: float
 
 
 @dataclass(frozen=True)
-class AffineLayer(_Reader):
+class AffineLayer(_GaugeReader):
     """A layer by the names of its weight and bias, of which the bias may not exist yet.
 
     With `shift`, a shift of the input reaches all outputs alike. Transposed convolutions have their
@@ -85,7 +85,7 @@ class AffineLayer(_Reader):
 
 
 @dataclass(frozen=True)
-class ShapedLayer(_Reader):
+class ShapedLayer(_GaugeReader):
     activation: ShapedActivation
 
 
