@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from .appendix_tables import table9, table10, table11
 from .beyond import batch_sizes, distillation, optimizers
 from .computed import figure2, figure4, table1
 from .figures import figure1, figure3, figure5, figure6, figure7
 from .item import Item
-from .tables import table2, table3, table4, table5, table6, table7, table8
+from .tables import table2, table3, table4, table5, table6, table7, table8, table9, table10, table11
 
 _PAPER = (
     figure1, figure2, figure3, figure4, figure5, figure6, figure7,

@@ -16,23 +16,20 @@ from .item import (
     ScaleOverride,
     accuracy_by_column,
     accuracy_curves,
+    cells,
     difference,
     level,
     none_below,
     wins,
 )
 from .results import Results, Summary
-from .scales import TRELU, Option, Options, vanilla, wide_vanilla
+from .scales import BATCH_NORM, RESNETS, TRELU, VANILLA, Option, Options
 
-OPTIMIZERS = {
-    "SGD": "sgd",
-    "LARS": "lars",
-    "K-FAC": "kfac",
-    "Muon": "muon",
-    "SOAP": "soap",
-    "AdamW": "adamw",
+OPTIMIZERS: dict[str, Options] = {
+    name: {"optimizer": name.lower().replace("-", "")}
+    for name in ("SGD", "LARS", "K-FAC", "Muon", "SOAP", "AdamW")
 }
-DEPTHS = ("50", "101", "200")
+DEPTHS = {depth: RESNETS[depth] for depth in ("50", "101", "200")}
 
 
 def optimizers() -> Item:
@@ -45,7 +42,7 @@ def optimizers() -> Item:
         name="optimizers",
         title="Beyond the paper: six optimisers by depth",
         label=None,
-        minutes={"cpu": 9},
+        minutes=9,
         introduction="Vanilla TReLU networks of 50, 101 and 200 layers, each optimiser at the best "
         "of its learning rates, for the same number of epochs.",
         claims={
@@ -55,11 +52,7 @@ def optimizers() -> Item:
                 ("{o}", "200"), beside=("{o}", "50"), margin=2.0, o=OPTIMIZERS
             ),
         },
-        cells=tuple(
-            Cell(name, depth, {**vanilla(int(depth)), **TRELU, "optimizer": optimizer})
-            for name, optimizer in OPTIMIZERS.items()
-            for depth in DEPTHS
-        ),
+        cells=cells(dict.fromkeys(OPTIMIZERS, ()), DEPTHS, {**VANILLA, **TRELU}, OPTIMIZERS),
         charts=lambda results: [
             accuracy_by_column(results, OPTIMIZERS, DEPTHS, "depth"),
             accuracy_curves("Depth 200, by epoch", _deepest(results)),
@@ -94,17 +87,17 @@ def _leads(results: Results) -> Judgement:
 
 
 def _deepest(results: Results) -> dict[str, Summary | None]:
-    return {name: results.cell(name, DEPTHS[-1]) for name in OPTIMIZERS}
+    return {name: results.cell(name, "200") for name in OPTIMIZERS}
 
 
 def _is_first(results: Results) -> Judgement:
-    cells = {name: cell for name, cell in _deepest(results).items() if cell is not None}
-    if "SGD" not in cells or "K-FAC" not in cells:
+    found = {name: cell for name, cell in _deepest(results).items() if cell is not None}
+    if "SGD" not in found or "K-FAC" not in found:
         return None, ""
-    if math.isnan(cells["SGD"].mean):
+    if math.isnan(found["SGD"].mean):
         return None, "SGD diverged"
-    goal = fmean(top1 for o in cells["SGD"].outcomes if (top1 := o.top1) is not None)
-    seconds = {name: _seconds_to(cell, goal) for name, cell in cells.items()}
+    goal = fmean(top1 for o in found["SGD"].outcomes if (top1 := o.top1) is not None)
+    seconds = {name: _seconds_to(cell, goal) for name, cell in found.items()}
     words = ", ".join(
         f"{name} {'never' if math.isinf(t) else f'{t:.0f} s'}" for name, t in seconds.items()
     )
@@ -117,11 +110,9 @@ def _seconds_to(cell: Summary, top1: float) -> float:
     return next((second for second, value in pairs if value >= top1), math.inf)
 
 
-RESNET, VANILLA = "ResNet, BatchNorm", "vanilla, TReLU"
-NETWORKS: dict[str, Options] = {
-    RESNET: {"model": "wide_resnet16", "norm": "batch"},
-    VANILLA: {**wide_vanilla(16), **TRELU},
-}
+RESNET, PLAIN = "ResNet, BatchNorm", "vanilla, TReLU"
+NETWORKS: dict[str, Options] = {RESNET: BATCH_NORM, PLAIN: {**VANILLA, **TRELU}}
+BASE: Options = {"model": "wide_resnet16", "optimizer": "adamw"}
 SIZES = (1, 2, 8, 64)
 ONE_CLASS, TWO_CLASSES = "8, of 1 class", "64, of 2 classes"
 # Learning rates at the scale cpu: lower for smaller batches, about as the square root of the size.
@@ -135,7 +126,7 @@ RATES: dict[str, dict[str, tuple[Option, ...]]] = {
         ONE_CLASS: (0.01, 0.003),
         TWO_CLASSES: (0.01, 0.003, 0.001),
     },
-    VANILLA: {
+    PLAIN: {
         "1": (0.0004,),
         "2": (0.0005,),
         "8": (0.003, 0.001),
@@ -169,7 +160,7 @@ def batch_sizes() -> Item:
         name="batch_sizes",
         title="Beyond the paper: small batches, and batches of few classes",
         label=None,
-        minutes={"cpu": 6},
+        minutes=6,
         introduction="A Wide ResNet of 16 layers with BatchNorm against one without shortcuts and "
         "normalisation, both trained with AdamW for the same number of epochs: first with batches "
         "of 1 to 64 images, then with batches of 8 images of one class and of 64 images of two. "
@@ -179,22 +170,18 @@ def batch_sizes() -> Item:
         claims={
             **{
                 f"With batches of {images}, TReLU beats BatchNorm": wins(
-                    (VANILLA, column), over=(RESNET, column)
+                    (PLAIN, column), over=(RESNET, column)
                 )
                 for images, column in beats.items()
             },
             "TReLU is no worse with batches of one image than with batches of 64": level(
-                (VANILLA, "1"), beside=(VANILLA, "64")
+                (PLAIN, "1"), beside=(PLAIN, "64")
             ),
             "With batches of 64 images of any class, BatchNorm is no worse than TReLU": level(
-                (RESNET, "64"), beside=(VANILLA, "64")
+                (RESNET, "64"), beside=(PLAIN, "64")
             ),
         },
-        cells=tuple(
-            Cell(row, column, {**network, **batch, "optimizer": "adamw"})
-            for row, network in NETWORKS.items()
-            for column, batch in batches.items()
-        ),
+        cells=cells(dict.fromkeys(NETWORKS, ()), batches, BASE, NETWORKS),
         charts=lambda results: [_by_size(results)],
         # The batch sizes are those that the cells state.
         overrides={
@@ -229,9 +216,8 @@ def distillation() -> Item:
     A trained ResNet gives soft labels (Hinton, Vinyals & Dean, 2015), on which a network without
     shortcuts can be trained: `skipless train --teacher`.
     """
-    training: Options = {"optimizer": "adamw", "batch_size": 64}
-    resnet: Options = {**NETWORKS[RESNET], **training}
-    vanilla: Options = {**NETWORKS[VANILLA], **training}
+    resnet: Options = {**BASE, **NETWORKS[RESNET], "batch_size": 64}
+    vanilla: Options = {**BASE, **NETWORKS[PLAIN], "batch_size": 64}
     teacher: Options = {**resnet, "lr": 0.01}  # the better one of the rates below
     # At the scale cpu, also a fifth of the images that the teacher saw, five times as often.
     few: Options = {**vanilla, "train_size": 512, "epochs": 450, "evaluate_every": 5}
@@ -242,7 +228,7 @@ def distillation() -> Item:
         name="distillation",
         title="Beyond the paper: a network without shortcuts taught by a ResNet",
         label=None,
-        minutes={"cpu": 3},
+        minutes=3,
         introduction="A Wide ResNet of 16 layers with BatchNorm, and one without shortcuts and "
         "normalisation: trained on labels alone, or also on the soft labels of the ResNet of the "
         "same seed, at a temperature of 4, with a share of 0.5, 0.9 or 1 in the loss. All are "
@@ -251,40 +237,40 @@ def distillation() -> Item:
         "steps, with a teacher that was trained on all of them.",
         claims={
             f"A teacher with a share of {SHARE:g} improves the vanilla network": wins(
-                (VANILLA, TAUGHT), over=(VANILLA, ALONE)
+                (PLAIN, TAUGHT), over=(PLAIN, ALONE)
             ),
             "The teacher closes at least half of the student's gap to it": _closes_half_of_the_gap,
             f"No other share beats the default, {SHARE:g}": level(
-                (VANILLA, TAUGHT),
-                beside=(VANILLA, "taught, share {share:g}"),
+                (PLAIN, TAUGHT),
+                beside=(PLAIN, "taught, share {share:g}"),
                 share=[share for share in shares if share != SHARE],
             ),
             "On a fifth of the teacher's images, the teacher improves the vanilla network": wins(
-                (VANILLA, few_taught), over=(VANILLA, few_alone)
+                (PLAIN, few_taught), over=(PLAIN, few_alone)
             ),
         },
         cells=(
             Cell(RESNET, ALONE, resnet),
-            Cell(VANILLA, ALONE, vanilla),
+            Cell(PLAIN, ALONE, vanilla),
             *(
                 Cell(
-                    VANILLA,
+                    PLAIN,
                     f"taught, share {share:g}",
                     {**vanilla, "teacher_weight": share},
                     teacher=teacher,
                 )
                 for share in shares
             ),
-            Cell(VANILLA, few_alone, few),
-            Cell(VANILLA, few_taught, few, teacher=teacher),
+            Cell(PLAIN, few_alone, few),
+            Cell(PLAIN, few_taught, few, teacher=teacher),
         ),
         charts=lambda results: [
             accuracy_curves(
                 "Validation accuracy by epoch",
                 {
                     RESNET: results.cell(RESNET, ALONE),
-                    VANILLA: results.cell(VANILLA, ALONE),
-                    f"{VANILLA}, {TAUGHT}": results.cell(VANILLA, TAUGHT),
+                    PLAIN: results.cell(PLAIN, ALONE),
+                    f"{PLAIN}, {TAUGHT}": results.cell(PLAIN, TAUGHT),
                 },
             )
         ],
@@ -303,7 +289,7 @@ def distillation() -> Item:
 
 
 def _closes_half_of_the_gap(results: Results) -> Judgement:
-    found = results.cells((RESNET, ALONE), (VANILLA, ALONE), (VANILLA, TAUGHT))
+    found = results.cells((RESNET, ALONE), (PLAIN, ALONE), (PLAIN, TAUGHT))
     if found is None:
         return None, ""
     teacher, alone, taught = found

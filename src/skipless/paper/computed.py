@@ -53,7 +53,7 @@ def table1() -> Item:
         name="table1",
         title="Table 1: the conditions of each method",
         label="table:comparison",
-        minutes={"cpu": 1},
+        minutes=1,
         introduction="The conditions that each method sets for a network, here a chain of 100 "
         "layers, and what its solution reaches, computed by quadrature from the shaped activation. "
         "C_f(0), the similarity of outputs of unrelated inputs, is added if it is not one of them.",
@@ -140,7 +140,7 @@ def figure2() -> Item:
         name="figure2",
         title="Figure 2: global C maps by depth",
         label="fig:cvalue",
-        minutes={"cpu": 1},
+        minutes=1,
         introduction="The cosine similarity of two outputs by that of the inputs, for whole "
         "networks. With EOC, all outputs become alike with depth; with TAT and C_f(0) = 0.5, the "
         "map converges.",
@@ -292,7 +292,7 @@ def figure4() -> Item:
         name="figure4",
         title="Figure 4: kernel approximation error of finite networks",
         label="fig:kernel-error",
-        minutes={"cpu": 6},
+        minutes=6,
         introduction="c values after each of 100 layers, averaged over 100 pairs of inputs and 50 "
         "networks, with their standard deviation, and what the C map predicts. TReLU starts "
         "from c = 0, DKS with SoftPlus from c = 0.8, as in the paper. The scale cpu leaves out "

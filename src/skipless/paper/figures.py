@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
@@ -10,7 +11,6 @@ from skipless.runs.outcome import Outcome
 
 from .item import (
     TYPICAL_NOISE,
-    Cell,
     Item,
     Judgement,
     Pair,
@@ -18,16 +18,16 @@ from .item import (
     accuracy_by_column,
     accuracy_curves,
     all_above,
+    cells,
     judge_all,
     level,
     none_below,
     wins,
 )
 from .results import Results
-from .scales import OPTIMIZERS, RELU, TRELU, Options, vanilla, wide_vanilla
+from .scales import OPTIMIZERS, RELU, RESNETS, TRELU, VANILLA, Options
 
 METHODS = {"EOC": RELU, "TAT": TRELU}
-DEPTHS = (50, 101, 152, 200)  # of figures 1 and 7
 
 
 def figure1() -> Item:
@@ -36,12 +36,11 @@ def figure1() -> Item:
     The paper: TAT keeps its accuracy with depth, EOC loses. The figure's numbers are not printed;
     those at depths 50 and 101 are also in table 5.
     """
-    paper = {("EOC", 50): 72.6, ("TAT", 50): 74.6, ("EOC", 101): 71.8, ("TAT", 101): 74.2}
     return Item(
         name="figure1",
         title="Figure 1: vanilla networks by depth",
         label="fig:fig1",
-        minutes={"cpu": 21},
+        minutes=21,
         introduction="Networks without shortcuts and normalisation, with ReLU on the edge of chaos "
         "(EOC) and with TReLU (TAT), trained with K-FAC. The scale cpu has one learning rate for "
         "both, 0.003, and 10 epochs: networks of 200 layers need that. (With 0.01 and 5 epochs, "
@@ -53,19 +52,15 @@ def figure1() -> Item:
             "EOC falls with depth: it loses more than 10 points from 50 to 200": wins(
                 ("EOC", "50"), over=("EOC", "200"), margin=10.0
             ),
-            "TAT beats EOC at every depth": wins(("TAT", "{d}"), over=("EOC", "{d}"), d=DEPTHS),
+            "TAT beats EOC at every depth": wins(("TAT", "{d}"), over=("EOC", "{d}"), d=RESNETS),
         },
-        cells=tuple(
-            Cell(
-                method,
-                str(depth),
-                {**vanilla(depth), **shaping, **OPTIMIZERS["K-FAC"]},
-                paper.get((method, depth)),
-            )
-            for method, shaping in METHODS.items()
-            for depth in DEPTHS
+        cells=cells(
+            {"EOC": (72.6, 71.8, None, None), "TAT": (74.6, 74.2, None, None)},
+            RESNETS,
+            {**VANILLA, **OPTIMIZERS["K-FAC"]},
+            METHODS,
         ),
-        charts=lambda results: [accuracy_by_column(results, METHODS, DEPTHS, "depth")],
+        charts=lambda results: [accuracy_by_column(results, METHODS, RESNETS, "depth")],
         overrides={
             # Networks of 200 layers need more than 5 epochs, and a lower rate than others.
             "cpu": ScaleOverride(
@@ -81,13 +76,16 @@ def figure3() -> Item:
     The paper: SGD (with batches of 512) catches up with K-FAC, but needs just over twice the
     epochs.
     """
-    lengths, batches = (90, 180, 360), {"K-FAC": 1024, "SGD": 512}
-    network: Options = {**vanilla(50), **TRELU, "schedule": "cosine"}
+    lengths: dict[str, Options] = {str(epochs): {"epochs": epochs} for epochs in (90, 180, 360)}
+    rows: dict[str, Options] = {
+        "K-FAC": {**OPTIMIZERS["K-FAC"], "batch_size": 1024},
+        "SGD": {**OPTIMIZERS["SGD"], "batch_size": 512},
+    }
     return Item(
         name="figure3",
         title="Figure 3: K-FAC against SGD by epochs",
         label="fig:optimizer",
-        minutes={"cpu": 10},
+        minutes=10,
         introduction="The vanilla TReLU network of 50 layers, trained for 90, 180 or 360 epochs "
         "with a cosine schedule. SGD has batches of 512, K-FAC of 1,024 (at the scale cpu 32 and "
         "64).",
@@ -98,20 +96,17 @@ def figure3() -> Item:
                 ("K-FAC", "180"), beside=("SGD", "360")
             ),
         },
-        cells=tuple(
-            Cell(
-                name,
-                str(epochs),
-                {**network, **OPTIMIZERS[name], "epochs": epochs, "batch_size": batch},
-            )
-            for name, batch in batches.items()
-            for epochs in lengths
+        cells=cells(
+            dict.fromkeys(rows, ()),
+            lengths,
+            {**RESNETS["50"], **VANILLA, **TRELU, "schedule": "cosine"},
+            rows,
         ),
         charts=lambda results: [
-            accuracy_by_column(results, batches, lengths, "epochs (of the paper)"),
+            accuracy_by_column(results, rows, lengths, "epochs (of the paper)"),
             accuracy_curves(
                 "Validation accuracy, 180 epochs (of the paper)",
-                {name: results.cell(name, "180") for name in batches},
+                {name: results.cell(name, "180") for name in rows},
             ),
         ],
         overrides={
@@ -165,8 +160,9 @@ def figure5() -> Item:
     epochs, the learning rate falls at 75 and 150, damping 0.01, norm constraint 0.0001 (appendix
     E.2).
     """
-    depths = (100, 154, 202, 250, 304)
-    training: Options = {
+    depths = {str(d): {"model": f"wide_resnet{d}"} for d in (100, 154, 202, 250, 304)}
+    base: Options = {
+        **VANILLA,
         **OPTIMIZERS["K-FAC"],
         "epochs": 200,
         "marks": "75/200,150/200",
@@ -176,21 +172,19 @@ def figure5() -> Item:
         name="figure5",
         title="Figure 5: CIFAR-10, Wide ResNets without shortcuts by depth",
         label="fig:cifar",
-        minutes={"cpu": 7},
+        minutes=7,
         introduction="Wide ResNets without shortcuts and normalisation, with ReLU (EOC) and TReLU "
         "(TAT), trained with K-FAC on CIFAR-10. The scale cpu has one learning rate, 0.003.",
         claims={
             "TAT beats EOC at every depth": wins(("TAT", "{d}"), over=("EOC", "{d}"), d=depths),
             "EOC drops with depth": lambda results: all_above(results, _ends(results, "EOC")),
             "TAT at the largest depth is within 2 points of its accuracy at the smallest": (
-                lambda results: none_below(results, _ends(results, "TAT", reverse=True), margin=2.0)
+                lambda results: none_below(
+                    results, [(last, first) for first, last in _ends(results, "TAT")], margin=2.0
+                )
             ),
         },
-        cells=tuple(
-            Cell(method, str(depth), {**wide_vanilla(depth), **shaping, **training})
-            for method, shaping in METHODS.items()
-            for depth in depths
-        ),
+        cells=cells(dict.fromkeys(METHODS, ()), depths, base, METHODS),
         charts=lambda results: [accuracy_by_column(results, METHODS, depths, "depth")],
         overrides={
             "full": ScaleOverride(options={"data": "cifar10"}),
@@ -206,9 +200,9 @@ def figure5() -> Item:
     )
 
 
-def _ends(results: Results, method: str, *, reverse: bool = False) -> list[Pair]:
+def _ends(results: Results, method: str) -> list[Pair]:
     """A method's cells at the smallest and the largest depth that was run, if these differ."""
-    depths = sorted({int(trial.column) for trial in results.trials}, reverse=reverse)
+    depths = sorted({int(trial.column) for trial in results.trials})
     return [((method, str(depths[0])), (method, str(depths[-1])))] if len(depths) > 1 else []
 
 
@@ -219,21 +213,18 @@ def figure6() -> Item:
     inverted every 50, and 1.25 times with periods of 10 and 200, at almost no loss of accuracy.
     """
     often, seldom, column = "K-FAC (1, 50)", "K-FAC (10, 200)", "accuracy"
-    periods = lambda curvature, inverse: {
+    kfac = lambda curvature, inverse: {
+        "optimizer": "kfac",
         "kfac_curvature_period": curvature,
         "kfac_inverse_period": inverse,
     }
-    rows: dict[str, Options] = {
-        "SGD": OPTIMIZERS["SGD"],
-        often: {**OPTIMIZERS["K-FAC"], **periods(1, 50)},
-        seldom: {**OPTIMIZERS["K-FAC"], **periods(10, 200)},
-    }
+    rows = {"SGD": OPTIMIZERS["SGD"], often: kfac(1, 50), seldom: kfac(10, 200)}
     best = lambda results: {row: results.cell(row, column) for row in rows}
     return Item(
         name="figure6",
         title="Figure 6: K-FAC with fewer updates of the curvature",
         label="fig:K-FAC_speed",
-        minutes={"cpu": 4},
+        minutes=4,
         introduction="The vanilla TReLU network of 50 layers with K-FAC. Its curvature is updated "
         "every step and inverted every 50 steps, or every 10 and every 200.",
         claims={
@@ -244,8 +235,8 @@ def figure6() -> Item:
                 _is_cheaper, seldom=seldom, often=often
             ),
         },
-        cells=tuple(
-            Cell(row, column, {**vanilla(50), **TRELU, **run}) for row, run in rows.items()
+        cells=cells(
+            dict.fromkeys(rows, ()), {column: {}}, {**RESNETS["50"], **VANILLA, **TRELU}, rows
         ),
         charts=lambda results: [
             accuracy_curves("Validation accuracy by epoch", best(results)),
@@ -263,22 +254,17 @@ def figure6() -> Item:
 
 
 def _is_cheaper(results: Results, seldom: str, often: str) -> Judgement:
-    paper = {often: 2.5, seldom: 1.25}
-    ratios = {row: step_ratio(results, row) for row in paper}
-    if any(math.isnan(ratio) for ratio in ratios.values()):
+    """Judges by the fastest run of each row, which others disturb least."""
+    fastest: dict[str, float] = {}
+    for trial in results.trials:
+        if not trial.outcome.diverged and (seconds := trial.outcome.seconds) is not None:
+            fastest[trial.row] = min(seconds, fastest.get(trial.row, math.inf))
+    if not {"SGD", often, seldom} <= fastest.keys():
         return None, ""
+    paper = {often: 2.5, seldom: 1.25}
+    ratios = {row: fastest[row] / fastest["SGD"] for row in paper}
     words = ", ".join(f"{row} {ratio:.2f} (paper {paper[row]})" for row, ratio in ratios.items())
     return ratios[seldom] < 0.75 * ratios[often], f"seconds of a step over SGD's: {words}"
-
-
-def step_ratio(results: Results, row: str) -> float:
-    """Seconds of a step over those of SGD: the fastest runs of each, which others disturb least."""
-
-    def fastest(name: str) -> float:
-        whole = (t.outcome for t in results.trials if t.row == name and not t.outcome.diverged)
-        return min((o.seconds for o in whole if o.seconds is not None), default=math.nan)
-
-    return fastest(row) / fastest("SGD")
 
 
 def figure7() -> Item:
@@ -287,16 +273,16 @@ def figure7() -> Item:
     The paper: on ImageNet, EOC fits the training images as well as TAT, so that TAT is better at
     generalising and not at optimising. The runs are those of figure 1.
     """
-    runs = figure1()
-    return Item(
+    validated = figure1()
+    return replace(
+        validated,
         name="figure7",
         title="Figure 7: training accuracy by depth",
         label="fig:fig1_train",
-        minutes={"cpu": 21},
         introduction="Training accuracy of the networks of figure 1, each at the learning rate "
         "with the best validation accuracy.",
         claims={"EOC reaches the training accuracy of TAT at every depth": _eoc_fits_as_well},
-        cells=tuple(Cell(cell.row, cell.column, cell.run) for cell in runs.cells),
+        cells=tuple(replace(cell, paper=None) for cell in validated.cells),
         format_cell=lambda cell: (
             "diverged" if math.isnan(cell.train_accuracy) else f"{cell.train_accuracy:.1f}"
         ),
@@ -304,19 +290,18 @@ def figure7() -> Item:
             accuracy_by_column(
                 results,
                 METHODS,
-                DEPTHS,
+                RESNETS,
                 "depth",
                 title="Training accuracy",
                 measure=lambda cell: (cell.train_accuracy, math.nan),
             )
         ],
-        overrides=runs.overrides,
     )
 
 
 def _eoc_fits_as_well(results: Results) -> Judgement:
     judged = []
-    for depth in map(str, DEPTHS):
+    for depth in RESNETS:
         if found := results.cells(("EOC", depth), ("TAT", depth)):
             eoc, tat = (cell.train_accuracy for cell in found)
             words = f"depth {depth}: EOC {eoc:.1f}, TAT {tat:.1f}"

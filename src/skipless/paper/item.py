@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from skipless.report.charts import describe_lines, format_percent
 from skipless.report.sections import Verdict
@@ -18,11 +19,12 @@ from skipless.report.svg import Axis, Chart, Line, linear_axis
 from skipless.runs.configuration import Configuration
 
 from .results import CellKey, Results, Series, Summary, Value, plus_minus
-from .scales import SCALES, Option, Options, Scale, ScaleName
+from .scales import OPTIMIZERS, RESNETS, SCALES, Option, Options, Scale, ScaleName
 
 Pair = tuple[CellKey, CellKey]
 Judgement = tuple[bool | None, str]  # whether a claim holds, None if it was not run; the evidence
 Judge = Callable[[Results], Judgement]
+T = TypeVar("T")
 
 # A difference within this many standard errors counts as noise. One seed has no standard error:
 # there, this many points do, which is about right for K-FAC, and too little for SGD on vanilla
@@ -47,24 +49,29 @@ class Cell:
 
 
 def cells(
-    paper: Mapping[tuple[object, ...], Sequence[float | None]],
-    columns: Iterable[str],
-    run: Callable[..., Options],
+    paper: Mapping[str, Sequence[float | None]],
+    columns: Mapping[str, Options],
+    base: Options,
+    parts: Mapping[str, Options] | None = None,
 ) -> tuple[Cell, ...]:
     """A cell for each number that the paper prints, row by row.
 
     Args:
-        paper: The accuracies of each row, by what tells it from the others. The row is named by
-            that: (50, "SGD") is "50, SGD"; empty parts are left out.
-        columns: Their names.
-        run: Called with the parts of the row's key and the column, it states the run.
+        paper: The accuracies of each row; none if they are not printed.
+        columns: The options that each column stands for.
+        base: The options of all cells.
+        parts: The options that a row's name stands for, or, as in "50, SGD", each of its parts;
+            resnets by depth and the paper's optimisers are known.
     """
-    names = list(columns)
-    return tuple(
-        Cell(", ".join(str(part) for part in key if part != ""), column, run(*key, column), number)
-        for key, numbers in paper.items()
-        for column, number in zip(names, numbers, strict=True)
-    )
+    known = {**RESNETS, **OPTIMIZERS, **(parts or {})}
+    found = []
+    for row, numbers in paper.items():
+        run = dict(base)
+        for part in [row] if row in known else row.split(", "):
+            run |= known[part]
+        printed = zip(columns.items(), numbers or [None] * len(columns), strict=True)
+        found += [Cell(row, name, {**run, **own}, number) for (name, own), number in printed]
+    return tuple(found)
 
 
 def wins(
@@ -74,27 +81,28 @@ def wins(
 
     In the two places, {name} stands for each of `names` in turn.
     """
-    pairs = expand_pairs(better, over, **names)
-    return lambda results: all_above(results, pairs, margin)
+    return partial(all_above, pairs=expand_pairs(better, over, **names), margin=margin)
 
 
 def level(
     one: CellKey, *, beside: CellKey, margin: float | None = None, **names: Iterable[object]
 ) -> Judge:
     """Judges whether one cell is not below another by more than a margin, or else noise."""
-    pairs = expand_pairs(one, beside, **names)
-    return lambda results: none_below(results, pairs, margin)
+    return partial(none_below, pairs=expand_pairs(one, beside, **names), margin=margin)
 
 
-def narrows(label: str, one: CellKey, other: CellKey, **names: Iterable[object]) -> Judge:
-    """Judges whether the lead of one cell over another is smaller with the second of `names`."""
+def narrows(words: str, one: CellKey, other: CellKey, **names: Iterable[object]) -> Judge:
+    """Judges whether the lead of one cell over another is smaller with the second of `names`.
+
+    In `words`, {0} and {1} stand for the two leads.
+    """
 
     def judge(results: Results) -> Judgement:
         found = [results.cells(*pair) for pair in expand_pairs(one, other, **names)]
         gaps = [difference(*both) for both in found if both is not None]
         if len(gaps) < len(found):
             return None, ""
-        return is_smaller(gaps[1], gaps[0]), f"{label}: {gaps[0]}, then {gaps[1]}"
+        return is_smaller(gaps[1], gaps[0]), words.format(*gaps)
 
     return judge
 
@@ -105,11 +113,13 @@ def expand_pairs(one: CellKey, other: CellKey, **names: Iterable[object]) -> lis
     >>> expand_pairs(("{d}, TAT", "tanh"), ("{d}, EOC", "tanh"), d=(50, 101))[1]
     (('101, TAT', 'tanh'), ('101, EOC', 'tanh'))
     """
-    combinations = [
-        dict(zip(names, own, strict=True)) for own in itertools.product(*names.values())
-    ]
     fill = lambda place, own: (place[0].format(**own), place[1].format(**own))
-    return [(fill(one, own), fill(other, own)) for own in combinations]
+    return [(fill(one, own), fill(other, own)) for own in _combine(names)]
+
+
+def _combine(values: Mapping[str, Iterable[T]]) -> list[dict[str, T]]:
+    """Every choice of one value for each name."""
+    return [dict(zip(values, own, strict=True)) for own in itertools.product(*values.values())]
 
 
 class Difference(NamedTuple):
@@ -215,13 +225,10 @@ class ScaleOverride:
     grid: Callable[[Cell], Mapping[str, tuple[Option, ...]]] = lambda _: {}
 
     def apply(self, scale: Scale) -> Scale:
-        sizes = {name: getattr(self, name) for name in ("epochs", "batch", "width", "dropouts")}
-        return replace(
-            scale,
-            options={**scale.options, **self.options},
-            rates={**scale.rates, **self.rates},
-            **{name: value for name, value in sizes.items() if value is not None},
-        )
+        names = ("epochs", "batch", "width", "dropouts")
+        sizes = {name: own for name in names if (own := getattr(self, name)) is not None}
+        options, rates = {**scale.options, **self.options}, {**scale.rates, **self.rates}
+        return replace(scale, options=options, rates=rates, **sizes)
 
 
 @dataclass(frozen=True)
@@ -259,25 +266,29 @@ class Item:
     charts: Callable[[Results], Sequence[Chart]] = lambda _: ()
     format_cell: Callable[[Summary], str] = str
     overrides: Mapping[ScaleName, ScaleOverride] = field(default_factory=dict)
-    minutes: Mapping[ScaleName, float] = field(default_factory=dict)  # on two cores; full: GPU
+    minutes: float = 0.0  # at the scale cpu, on two cores
 
     def verdicts(self, results: Results) -> list[Verdict]:
         """Whether each claim holds; at the scale `smoke` networks are too small to say."""
-        if results.scale == "smoke":
-            smoke = None, "The scale smoke only shows that everything runs."
-            return [Verdict(f"{claim}.", *smoke) for claim in self.claims]
-        return [Verdict(f"{claim}.", *judge(results)) for claim, judge in self.claims.items()]
+        smoke = None, "The scale smoke only shows that everything runs."
+        return [
+            Verdict(f"{claim}.", *(smoke if results.scale == "smoke" else judge(results)))
+            for claim, judge in self.claims.items()
+        ]
 
     def runs(
         self, name: ScaleName, seeds: int | None = None, given: Options | None = None
     ) -> list[PlannedRun]:
         """All runs of the item at a scale, with the options that a user gives for each of them."""
-        return [
-            _plan_run(scale, cell, chosen, seed, given or {})
-            for scale, cell, settings, count in self._searches(name)
-            for chosen in settings
-            for seed in range(seeds or count)
-        ]
+        planned = []
+        for scale, cell, settings, count in self._searches(name):
+            for chosen, seed in itertools.product(settings, range(seeds or count)):
+                own = scale.configuration({**cell.run, **chosen, "seed": seed}, given)
+                teacher = None
+                if cell.teacher is not None:
+                    teacher = scale.configuration({**cell.teacher, "seed": seed}, given)
+                planned.append(PlannedRun(cell, chosen, seed, own, teacher))
+        return planned
 
     def cost(self, name: ScaleName) -> tuple[int, int]:
         """How many runs and epochs the item has at a scale."""
@@ -294,27 +305,14 @@ class Item:
         override = self.overrides.get(name, ScaleOverride())
         scale = override.apply(SCALES[name])
         for cell in filter(override.keep, self.cells):
-            grid = {**scale.grid(cell.run), **override.grid(cell)}
-            combinations = itertools.product(*grid.values())
-            settings = [dict(zip(grid, values, strict=True)) for values in combinations]
+            settings = _combine({**scale.grid(cell.run), **override.grid(cell)})
             yield scale, cell, settings, override.seeds or scale.seeds(cell.run)
-
-
-def _plan_run(
-    scale: Scale, cell: Cell, chosen: dict[str, Option], seed: int, given: Options
-) -> PlannedRun:
-    def configure(options: Options) -> Configuration:
-        usual = scale.configuration({**options, "seed": seed})
-        return Configuration.of(usual.as_mapping(), given) if given else usual
-
-    teacher = None if cell.teacher is None else configure(cell.teacher)
-    return PlannedRun(cell, chosen, seed, configure({**cell.run, **chosen}), teacher)
 
 
 def accuracy_by_column(
     results: Results,
     rows: Iterable[str],
-    columns: Sequence[object],
+    columns: Collection[object],
     axis: str,
     title: str = "Validation accuracy",
     measure: Callable[[Summary], tuple[float, float]] = lambda cell: (cell.mean, cell.error),
@@ -323,31 +321,26 @@ def accuracy_by_column(
 
     `measure` gives a cell's value and standard error.
     """
-    lines, xs = [], set[float]()
+    lines = []
     for style, row in enumerate(rows):
         found = [(float(str(column)), results.cell(row, str(column))) for column in columns]
-        points = [(x, *measure(cell)) for x, cell in found if cell is not None]
-        xs |= {x for x, _, _ in points}
+        measured = [(x, *measure(cell)) for x, cell in found if cell is not None]
         lines.append(
             Line(
-                label=row,
-                value=format_percent(points[-1][1]) if points else "",
-                style=style,
-                points=[(x, y) for x, y, _ in points],
-                marked=range(len(points)),
-                bars=[error for _, _, error in points],
-                broken_off=bool(points) and math.isnan(points[-1][1]),
+                row,
+                format_percent(measured[-1][1]) if measured else "",
+                style,
+                [(x, y) for x, y, _ in measured],
+                marked=range(len(measured)),
+                bars=[error for _, _, error in measured],
+                broken_off=any(math.isnan(y) for _, y, _ in measured[-1:]),
             )
         )
-    ticks = sorted(xs) or [0.0, 1.0]
-    low, high = (ticks[0], ticks[-1]) if len(ticks) > 1 else (ticks[0] - 1.0, ticks[0] + 1.0)
-    return Chart(
-        title=title,
-        description=f"{title} by {axis}. " + describe_lines(lines),
-        x=Axis(axis, low, high, tuple((x, f"{x:g}") for x in ticks)),
-        y=linear_axis("percent; higher is better", 0, 100),
-        lines=tuple(lines),
-    )
+    xs = sorted({x for line in lines for x, _ in line.points}) or [0.0, 1.0]
+    margin = 1.0 if len(xs) == 1 else 0.0
+    x = Axis(axis, xs[0] - margin, xs[-1] + margin, tuple((x, f"{x:g}") for x in xs))
+    y = linear_axis("percent; higher is better", 0, 100)
+    return Chart(title, f"{title} by {axis}. {describe_lines(lines)}", x, y, tuple(lines))
 
 
 def accuracy_curves(
@@ -356,24 +349,16 @@ def accuracy_curves(
     """Validation accuracy of the best setting, its first seed, by epochs or by seconds."""
     lines = []
     for label, cell in cells.items():
-        if cell is None:
-            continue
-        outcome = cell.outcomes[0]
-        curve = outcome.validation
-        xs = curve.seconds if seconds else curve.epochs
-        points = [(x, 100 * y) for x, y in zip(xs, curve.top1, strict=True)]
-        last = math.nan if outcome.diverged or not points else points[-1][1]
-        lines.append(
-            Line(label, format_percent(last), len(lines), points, broken_off=outcome.diverged)
-        )
+        if cell is not None:
+            curve, diverged = cell.outcomes[0].validation, cell.outcomes[0].diverged
+            xs = curve.seconds if seconds else curve.epochs
+            points = [(x, 100 * y) for x, y in zip(xs, curve.top1, strict=True)]
+            last = format_percent(math.nan if diverged or not points else points[-1][1])
+            lines.append(Line(label, last, len(lines), points, broken_off=diverged))
     furthest = max((x for line in lines for x, _ in line.points), default=1.0)
-    return Chart(
-        title=title,
-        description=f"{title}, at the end: " + describe_lines(lines),
-        x=linear_axis("seconds of training" if seconds else "epoch", 0.0, furthest),
-        y=linear_axis("validation accuracy in percent", 0, 100),
-        lines=tuple(lines),
-    )
+    x = linear_axis("seconds of training" if seconds else "epoch", 0.0, furthest)
+    y = linear_axis("validation accuracy in percent", 0, 100)
+    return Chart(title, f"{title}, at the end: {describe_lines(lines)}", x, y, tuple(lines))
 
 
 def panel_charts(lines: Sequence[Series], x: str, y: str, low: float, high: float) -> list[Chart]:
@@ -382,23 +367,11 @@ def panel_charts(lines: Sequence[Series], x: str, y: str, low: float, high: floa
     for name in dict.fromkeys(line.panel for line in lines):
         own = [line for line in lines if line.panel == name]
         drawn = tuple(
-            Line(
-                line.label,
-                f"{line.y[-1]:.3g}",
-                style,
-                list(zip(line.x, line.y, strict=True)),
-                bars=line.bars,
-            )
+            Line(line.label, f"{line.y[-1]:.3g}", style, line.points, bars=line.bars)
             for style, line in enumerate(own)
         )
+        words = f"{name}: {y} by {x}, at the end: {describe_lines(drawn)}"
         xs = [value for line in own for value in line.x]
-        charts.append(
-            Chart(
-                title=name,
-                description=f"{name}: {y} by {x}, at the end: " + describe_lines(drawn),
-                x=linear_axis(x, min(xs), max(xs)),
-                y=linear_axis(y, low, high),
-                lines=drawn,
-            )
-        )
+        across = linear_axis(x, min(xs), max(xs))
+        charts.append(Chart(name, words, across, linear_axis(y, low, high), drawn))
     return charts

@@ -84,13 +84,9 @@ def overview() -> tuple[list[str], list[list[str]]]:
 
 def _costs(item: Item) -> list[str]:
     if item.compute is not None:
-        return ["computed", f"computed, {item.minutes.get('cpu', 1):g} min", "computed"]
-    costs = []
-    for scale in ("smoke", "cpu", "full"):
-        runs, epochs = item.cost(scale)
-        minutes = "" if (m := item.minutes.get(scale)) is None else f", {m:g} min"
-        costs.append(f"{runs} runs" + (f", {epochs:,} epochs" if scale == "full" else minutes))
-    return costs
+        return ["computed", f"computed, {item.minutes:g} min", "computed"]
+    (smoke, _), (cpu, _), (full, epochs) = map(item.cost, SCALES)
+    return [f"{smoke} runs", f"{cpu} runs, {item.minutes:g} min", f"{full} runs, {epochs:,} epochs"]
 
 
 def run_item(

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import get_args
+from typing import Any, get_args
 
 from skipless.record import Json, write_atomically
 from skipless.runs.outcome import Outcome
@@ -56,6 +56,10 @@ class Series:
     x: tuple[float, ...]
     y: tuple[float, ...]
     bars: tuple[float, ...] = ()
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        return list(zip(self.x, self.y, strict=True))
 
 
 @dataclass(frozen=True)
@@ -121,12 +125,11 @@ class Results:
 
     def write(self, path: Path) -> Path:
         """Write the file, in an order that does not depend on which run ended first."""
-        lines: list[dict[str, object]] = [
-            {"kind": "item", "item": self.item, "scale": self.scale, **self.origin}
+        parts = {"trial": self.trials, "value": self.values, "line": self.lines}
+        lines = [
+            {"kind": "item", "item": self.item, "scale": self.scale, **self.origin},
+            *({"kind": kind, **asdict(own)} for kind, part in parts.items() for own in part),
         ]
-        lines += [{"kind": "trial", **asdict(trial)} for trial in self.trials]
-        lines += [{"kind": "value", **asdict(value)} for value in self.values]
-        lines += [{"kind": "line", **asdict(line)} for line in self.lines]
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
         return path
@@ -144,40 +147,28 @@ class Results:
             ) from None
 
     @classmethod
-    def _parse(cls, rows: Sequence[dict[str, object]]) -> Results:
-        head = dict(rows[0])
+    def _parse(cls, rows: Sequence[dict[str, Any]]) -> Results:
+        head, *others = rows
         if head.pop("kind") != "item" or head["scale"] not in get_args(ScaleName):
             raise ValueError("the first line does not describe an item")
-        parts: dict[str, list[dict[str, object]]] = {"trial": [], "value": [], "line": []}
-        for row in rows[1:]:
-            parts[str(row["kind"])].append({k: v for k, v in row.items() if k != "kind"})
-        return cls(
-            str(head.pop("item")),
-            str(head.pop("scale")),
-            head,  # pyright: ignore[reportArgumentType] - it comes from JSON
-            tuple(_parse_trial(row) for row in parts["trial"]),
-            tuple(Value(**row) for row in parts["value"]),  # pyright: ignore[reportArgumentType]
-            tuple(_parse_series(row) for row in parts["line"]),
-        )
-
-
-def _parse_trial(row: dict[str, object]) -> Trial:
-    outcome = row.pop("outcome")
-    if not isinstance(outcome, dict):
-        raise TypeError("the outcome of a trial is not an object")
-    return Trial(**row, outcome=Outcome.of(outcome))  # pyright: ignore[reportArgumentType]
-
-
-def _parse_series(row: dict[str, object]) -> Series:
-    tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
-    return Series(**tuples)  # pyright: ignore[reportArgumentType]
+        parts: dict[str, list[Any]] = {"trial": [], "value": [], "line": []}
+        for row in others:
+            kind = row.pop("kind")
+            if kind == "trial":
+                row = Trial(**{**row, "outcome": Outcome.of(row["outcome"])})
+            elif kind == "value":
+                row = Value(**row)
+            else:
+                row = Series(**{**row, **{name: tuple(row[name]) for name in ("x", "y", "bars")}})
+            parts[kind].append(row)
+        return cls(head.pop("item"), head.pop("scale"), head, *map(tuple, parts.values()))
 
 
 def _summarize(trials: Sequence[Trial]) -> Summary:
     outcomes = tuple(trial.outcome for trial in trials)
-    if any(outcome.diverged or outcome.top1 is None for outcome in outcomes):
+    percents = [100 * o.top1 for o in outcomes if o.top1 is not None and not o.diverged]
+    if len(percents) < len(outcomes):
         return Summary(math.nan, math.nan, trials[0].chosen, outcomes)
-    percents = [100 * outcome.top1 for outcome in outcomes if outcome.top1 is not None]
     error = stdev(percents) / math.sqrt(len(percents)) if len(percents) > 1 else math.nan
     return Summary(fmean(percents), error, trials[0].chosen, outcomes)
 

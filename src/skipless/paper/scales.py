@@ -1,8 +1,7 @@
 """Three scales of the paper's experiments: its own, that of a laptop, and one for tests.
 
-Items state their runs as the paper does, with its networks and optimisers, which are options
-below: full width, 90 epochs, batches of 1,024. A scale turns such a run into one of its own size.
-It keeps the depth, except at the scale `smoke`.
+Items state their runs as the paper does: full width, 90 epochs, batches of 1,024. A scale turns
+such a run into one of its own size. It keeps the depth, except at the scale `smoke`.
 """
 
 from __future__ import annotations
@@ -17,17 +16,6 @@ ScaleName = Literal["smoke", "cpu", "full"]
 Option = str | int | float | bool | None
 Options = Mapping[str, Option]
 
-# Appendix D: what the paper searches over.
-RATES: Mapping[str, tuple[float, ...]] = {
-    "sgd": (1.0, 0.3, 0.1, 0.03, 0.01),
-    "kfac": (0.003, 0.001, 0.0003, 0.0001, 0.00003),
-    "lars": (10.0, 3.0, 1.0, 0.3, 0.1),
-}
-L2 = (0.00005, 0.00002, 0.0)
-DROPOUTS = (0.2, 0.0)  # where there is no BatchNorm
-ETAS = (0.9, 0.95)  # section 5
-TAUS = (0.2, 0.3, 0.5)  # section 5.4
-ZETAS = (1.5, 10.0, 100.0)
 EPOCHS, BATCH = 90, 1024  # section 5
 
 
@@ -53,8 +41,8 @@ class Scale:
     zetas: tuple[float, ...] = (1.5,)
     models: Mapping[str, str] = field(default_factory=dict)
 
-    def configuration(self, run: Options) -> Configuration:
-        """The configuration of a run that is stated as in the paper."""
+    def configuration(self, run: Options, given: Options | None = None) -> Configuration:
+        """The configuration of a run that is stated as in the paper, with what a user gives."""
         full = {"epochs": EPOCHS, "batch_size": BATCH, "schedule": "step", **run}
         sized = {
             "model": self.models.get(str(full["model"]), full["model"]),
@@ -65,10 +53,9 @@ class Scale:
             usual = 2.0 if str(full["model"]).startswith("wide") else 1.0
             sized["width"] = _number(full.get("width", usual)) * self.width
         own = {name: value for name, value in self.options.items() if name not in run}
-        merged = {**full, **sized, **own}
         if run["optimizer"] != "kfac":
-            merged = {k: v for k, v in merged.items() if not k.startswith("kfac_")}
-        return Configuration.of(merged)
+            own = {name: value for name, value in own.items() if not name.startswith("kfac_")}
+        return Configuration.of(full, sized, own, given or {})
 
     def grid(self, run: Options) -> dict[str, tuple[Option, ...]]:
         """What a run is searched over: all that the paper searches and the run does not fix."""
@@ -90,16 +77,17 @@ class Scale:
 
 def _seeds_on_cpu(run: Options) -> int:
     """Three for the networks that most claims are about, trained as usual; one for others."""
-    rectified = run.get("method") in ("eoc", "tat") and run.get("activation") is None
-    weight = run.get("shortcut_weight")
-    vanilla = rectified and weight == 0.0
-    rivals = run.get("norm") == "batch" and weight is None
-    rivals = rivals or (run.get("method") == "tat" and rectified and weight == 0.8)
-    usual = run.keys() <= _USUAL and run["optimizer"] in ("sgd", "kfac")
-    return 3 if usual and (vanilla or (rivals and run["model"] == "resnet50")) else 1
+    usual = {"model", "norm", "shortcut_weight", "method", "eta", "optimizer"}
+    if not run.keys() <= usual or run["optimizer"] not in ("sgd", "kfac"):
+        return 1
+    match run.get("norm"), run.get("method"), run.get("shortcut_weight"):
+        case _, "eoc" | "tat", 0.0:
+            return 3
+        case ("batch", _, None) | (_, "tat", 0.8) if run["model"] == "resnet50":
+            return 3
+        case _:
+            return 1
 
-
-_USUAL = {"model", "norm", "shortcut_weight", "method", "eta", "optimizer"}
 
 # Not the paper's: no more on disk than needed.
 _LEAN: Options = {"log_every": 10, "checkpoint_every": 10**9, "keep": 1}
@@ -108,12 +96,19 @@ FULL = Scale(
     "full",
     # Of the two values of η, 0.95 is out of reach with w = 0.8 (docs/paper.md, errata).
     {"data": "imagefolder:imagenet", "kfac_preset": "imagenet", "clamp": True},
-    RATES | {"muon": (0.02, 0.005, 0.001), "soap": (0.003, 0.001), "adamw": (0.003, 0.001, 0.0003)},
-    l2=L2,
-    dropouts=DROPOUTS,
-    etas=ETAS,
-    taus=TAUS,
-    zetas=ZETAS,
+    {  # appendix D; the last three are ours
+        "sgd": (1.0, 0.3, 0.1, 0.03, 0.01),
+        "kfac": (0.003, 0.001, 0.0003, 0.0001, 0.00003),
+        "lars": (10.0, 3.0, 1.0, 0.3, 0.1),
+        "muon": (0.02, 0.005, 0.001),
+        "soap": (0.003, 0.001),
+        "adamw": (0.003, 0.001, 0.0003),
+    },
+    l2=(0.00005, 0.00002, 0.0),  # appendix D
+    dropouts=(0.2, 0.0),  # where there is no BatchNorm
+    etas=(0.9, 0.95),  # section 5
+    taus=(0.2, 0.3, 0.5),  # section 5.4
+    zetas=(1.5, 10.0, 100.0),
 )
 
 CPU = Scale(
@@ -178,50 +173,31 @@ def _number(value: object) -> float:
     return float(value)
 
 
+# What the names of rows and columns stand for: a run is made of such parts.
 OPTIMIZERS: Mapping[str, Options] = {
     "K-FAC": {"optimizer": "kfac"},
     "SGD": {"optimizer": "sgd"},
     "LARS": {"optimizer": "lars"},
 }
+RESNETS: Mapping[str, Options] = {
+    depth: {"model": f"resnet{depth}"} for depth in ("50", "101", "152", "200")
+}
+BATCH_NORM: Options = {"norm": "batch"}
+VANILLA: Options = {"shortcut_weight": 0.0}  # neither shortcuts nor normalisation layers
 
 RELU: Options = {"method": "eoc"}  # (σ_w, σ_b) = (√2, 0)
 TRELU: Options = {"method": "tat"}
 # Section 5.4 has (σ_w, σ_b) = (1.302, 0.02), which is not on the edge of chaos: there, σ_b = 0.02
 # goes with σ_w = 1.067, and σ_w = 1.304 with σ_b = 0.2, which must have been meant.
 EOC_TANH: Options = {"method": "eoc", "activation": "tanh", "sigma_b": 0.2}
-TAT_TANH: Options = {"method": "tat", "activation": "tanh"}
-TAT_SOFTPLUS: Options = {"method": "tat", "activation": "softplus"}
-DKS_LRELU: Options = {"method": "dks", "activation": "leaky_relu"}
-DKS_SOFTPLUS: Options = {"method": "dks", "activation": "softplus"}
-DKS_TANH: Options = {"method": "dks", "activation": "tanh"}
 # Appendix E.8: all of a kernel is drawn.
 GAUSSIAN: Options = {"distribution": "gaussian", "delta": False}
 
 
-def prelu(slope: float) -> Options:
-    """PReLU, whose slopes are trained and start at `slope`."""
-    return {"activation": "prelu", "negative_slope": slope}
-
-
-def standard(depth: int) -> Options:
-    """A ResNet with BatchNorm and ReLU."""
-    return {"model": f"resnet{depth}", "norm": "batch"}
-
-
-def rescaled(depth: int, shortcut_weight: float) -> Options:
-    """A ResNet without normalisation layers, with the sums of eq. 6.
+def rescaled(shortcut_weight: float) -> Options:
+    """No normalisation layers, and the sums of eq. 6.
 
     With w = 0.9, no leaky ReLU has the η of table 2; the nearest is taken (docs/paper.md, errata).
     """
     clamp = {"clamp": True} if shortcut_weight > 0.8 else {}
-    return {"model": f"resnet{depth}", "shortcut_weight": shortcut_weight, **clamp}
-
-
-def vanilla(depth: int) -> Options:
-    """A ResNet without normalisation layers and shortcuts."""
-    return rescaled(depth, 0.0)
-
-
-def wide_vanilla(depth: int) -> Options:
-    """A Wide ResNet without normalisation layers and shortcuts."""
-    return {"model": f"wide_resnet{depth}", "shortcut_weight": 0.0}
+    return {"shortcut_weight": shortcut_weight, **clamp}
