@@ -23,7 +23,7 @@ from .item import (
     wins,
 )
 from .results import Results, Summary
-from .scales import BATCH_NORM, RESNETS, TRELU, VANILLA, Option, Options
+from .scales import BATCH_NORM, RESNETS, VANILLA_TRELU, Option, Options
 
 OPTIMIZERS: dict[str, Options] = {
     name: {"optimizer": name.lower().replace("-", "")}
@@ -52,7 +52,7 @@ def optimizers() -> Item:
                 ("{o}", "200"), beside=("{o}", "50"), margin=2.0, o=OPTIMIZERS
             ),
         },
-        cells=cells(dict.fromkeys(OPTIMIZERS, ()), DEPTHS, {**VANILLA, **TRELU}, OPTIMIZERS),
+        cells=cells(dict.fromkeys(OPTIMIZERS, ()), DEPTHS, VANILLA_TRELU, OPTIMIZERS),
         charts=lambda results: [
             accuracy_by_column(results, OPTIMIZERS, DEPTHS, "depth"),
             accuracy_curves("Depth 200, by epoch", _deepest(results)),
@@ -111,29 +111,19 @@ def _seconds_to(cell: Summary, top1: float) -> float:
 
 
 RESNET, PLAIN = "ResNet, BatchNorm", "vanilla, TReLU"
-NETWORKS: dict[str, Options] = {RESNET: BATCH_NORM, PLAIN: {**VANILLA, **TRELU}}
+NETWORKS: dict[str, Options] = {RESNET: BATCH_NORM, PLAIN: VANILLA_TRELU}
 BASE: Options = {"model": "wide_resnet16", "optimizer": "adamw"}
 SIZES = (1, 2, 8, 64)
 ONE_CLASS, TWO_CLASSES = "8, of 1 class", "64, of 2 classes"
 # Learning rates at the scale cpu: lower for smaller batches, about as the square root of the size.
 # The smallest have one, to save time.
 RATES: dict[str, dict[str, tuple[Option, ...]]] = {
-    RESNET: {
-        "1": (0.001,),
-        "2": (0.0015,),
-        "8": (0.01, 0.003),
-        "64": (0.01, 0.003),
-        ONE_CLASS: (0.01, 0.003),
-        TWO_CLASSES: (0.01, 0.003, 0.001),
-    },
-    PLAIN: {
-        "1": (0.0004,),
-        "2": (0.0005,),
-        "8": (0.003, 0.001),
-        "64": (0.01, 0.003),
-        ONE_CLASS: (0.003, 0.001),
-        TWO_CLASSES: (0.01, 0.003, 0.001),
-    },
+    "1": {RESNET: (0.001,), PLAIN: (0.0004,)},
+    "2": {RESNET: (0.0015,), PLAIN: (0.0005,)},
+    "8": {RESNET: (0.01, 0.003), PLAIN: (0.003, 0.001)},
+    "64": {RESNET: (0.01, 0.003), PLAIN: (0.01, 0.003)},
+    ONE_CLASS: {RESNET: (0.01, 0.003), PLAIN: (0.003, 0.001)},
+    TWO_CLASSES: {RESNET: (0.01, 0.003, 0.001), PLAIN: (0.01, 0.003, 0.001)},
 }
 
 
@@ -141,9 +131,8 @@ def batch_sizes() -> Item:
     """Small batches, and batches of few classes.
 
     BatchNorm takes its statistics over a batch. With one image in it, or with images of one class,
-    they are not those of the data, by which the network is evaluated. A network without
-    normalisation does not know what a batch is. Where data cannot be mixed at will, as on devices
-    and in private training, that decides what can be trained.
+    they are not those of the data. Where data cannot be mixed at will, as on devices and in private
+    training, that decides what can be trained.
     """
     batches: dict[str, Options] = {
         **{str(size): {"batch_size": size} for size in SIZES},
@@ -192,7 +181,7 @@ def batch_sizes() -> Item:
                 batch=1.0,
                 width=1 / 4,
                 seeds=3,
-                grid=lambda cell: {"lr": RATES[cell.row][cell.column]},
+                grid=lambda cell: {"lr": RATES[cell.column][cell.row]},
             ),
             "smoke": ScaleOverride(batch=1.0, options={"train_size": None}),
         },
@@ -222,7 +211,8 @@ def distillation() -> Item:
     # At the scale cpu, also a fifth of the images that the teacher saw, five times as often.
     few: Options = {**vanilla, "train_size": 512, "epochs": 450, "evaluate_every": 5}
     few_alone, few_taught = "alone, 512 images", f"{TAUGHT}, 512 images"
-    shares = (0.5, 0.9, 1.0)  # of the teacher's labels in the loss
+    # Of the teacher's labels in the loss.
+    shares = {f"taught, share {share:g}": share for share in (0.5, 0.9, 1.0)}
     on_all_images = lambda cell: "train_size" not in cell.run
     return Item(
         name="distillation",
@@ -241,9 +231,7 @@ def distillation() -> Item:
             ),
             "The teacher closes at least half of the student's gap to it": _closes_half_of_the_gap,
             f"No other share beats the default, {SHARE:g}": level(
-                (PLAIN, TAUGHT),
-                beside=(PLAIN, "taught, share {share:g}"),
-                share=[share for share in shares if share != SHARE],
+                (PLAIN, TAUGHT), beside=(PLAIN, "{other}"), other=[s for s in shares if s != TAUGHT]
             ),
             "On a fifth of the teacher's images, the teacher improves the vanilla network": wins(
                 (PLAIN, few_taught), over=(PLAIN, few_alone)
@@ -253,13 +241,8 @@ def distillation() -> Item:
             Cell(RESNET, ALONE, resnet),
             Cell(PLAIN, ALONE, vanilla),
             *(
-                Cell(
-                    PLAIN,
-                    f"taught, share {share:g}",
-                    {**vanilla, "teacher_weight": share},
-                    teacher=teacher,
-                )
-                for share in shares
+                Cell(PLAIN, name, {**vanilla, "teacher_weight": share}, teacher=teacher)
+                for name, share in shares.items()
             ),
             Cell(PLAIN, few_alone, few),
             Cell(PLAIN, few_taught, few, teacher=teacher),
@@ -294,7 +277,5 @@ def _closes_half_of_the_gap(results: Results) -> Judgement:
         return None, ""
     teacher, alone, taught = found
     gap, gain = difference(teacher, alone), difference(taught, alone)
-    return (
-        gain.points >= gap.points / 2 > 0.0,
-        f"gap to the teacher {gap}, of which it closes {gain}",
-    )
+    words = f"gap to the teacher {gap}, of which it closes {gain}"
+    return gain.points >= gap.points / 2 > 0.0, words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -44,11 +44,7 @@ TOLERANCE = 1e-8  # of each condition
 
 
 def table1() -> Item:
-    """The conditions that each method sets, and that its solutions meet.
-
-    The conditions are computed from the shaped activations, by quadrature, and carried through a
-    chain of layers; the solver's own residuals are not used.
-    """
+    """The conditions that each method sets, computed without the solver's own residuals."""
     return Item(
         name="table1",
         title="Table 1: the conditions of each method",
@@ -72,8 +68,7 @@ def _compute_conditions(scale: ScaleName) -> tuple[list[Value], list[Series]]:
     values = []
     graph = Graph.chain(20 if scale == "smoke" else 100)
     for name, (method, activation) in METHODS.items():
-        solution = solve(graph, method, activation)
-        wanted = CONDITIONS[name]
+        solution, wanted = solve(graph, method, activation), CONDITIONS[name]
         for condition in dict.fromkeys((*wanted, "C_f(0)")):
             value = _condition(condition, graph, solution)
             values.append(Value(name, condition, float(f"{value:.12g}"), wanted.get(condition)))
@@ -84,39 +79,28 @@ def _condition(name: str, graph: Graph, solution: Solution) -> float:
     # c_map_slope is that of the activation alone; weights and biases change it by this factor.
     mixed = solution.sigma_w**2 * q_map(solution.shaped, solution.q) / solution.q
     slope = mixed * float(c_map_slope(solution.shaped, 1.0, solution.q))
-    match name:
-        case "Q(1)":
-            return solution.q_map(1.0)
-        case "Q(q∞) / q∞":
-            return solution.q_map(solution.q) / solution.q
-        case "Q(4) / 4":
-            return solution.q_map(4.0) / 4.0
-        case "Q'(1)":
-            return solution.sigma_w**2 * q_map_slope(solution.shaped, 1.0)
-        case "C_f(0)":
-            return float(fold(graph, solution.c_map, np.zeros(1))[0])
-        case "C'(1)":
-            return slope
-        case "C_f'(1)":
-            return fold(graph, lambda s: slope * s, 1.0)
-        case "C_f''(1)":
-            curvature = float(c_map_curvature(solution.shaped, 1.0, solution.q))
-            return fold(graph, lambda k: curvature + k, 0.0)
-        case _:
-            raise KeyError(name)
+    curvature = lambda: float(c_map_curvature(solution.shaped, 1.0, solution.q))
+    conditions: dict[str, Callable[[], float]] = {
+        "Q(1)": lambda: solution.q_map(1.0),
+        "Q(q∞) / q∞": lambda: solution.q_map(solution.q) / solution.q,
+        "Q(4) / 4": lambda: solution.q_map(4.0) / 4.0,
+        "Q'(1)": lambda: solution.sigma_w**2 * q_map_slope(solution.shaped, 1.0),
+        "C_f(0)": lambda: float(fold(graph, solution.c_map, np.zeros(1))[0]),
+        "C'(1)": lambda: slope,
+        "C_f'(1)": lambda: fold(graph, lambda s: slope * s, 1.0),
+        "C_f''(1)": lambda: fold(graph, lambda k: curvature() + k, 0.0),
+    }
+    return conditions[name]()
 
 
 def _meets_conditions(results: Results) -> Judgement:
-    misses = {
-        f"{v.row}, {v.column}": abs(v.value - v.wanted)
-        for v in results.values
-        if v.wanted is not None
-    }
+    misses = [(abs(v.value - v.wanted), v) for v in results.values if v.wanted is not None]
     if not misses:
         return None, ""
-    worst = max(misses, key=lambda name: misses[name])
-    evidence = f"{len(misses)} conditions, the largest miss is {misses[worst]:.1g} ({worst})"
-    return misses[worst] <= TOLERANCE, evidence
+    miss, worst = max(misses, key=lambda pair: pair[0])
+    place = f"{worst.row}, {worst.column}"
+    words = f"{len(misses)} conditions, the largest miss is {miss:.1g} ({place})"
+    return miss <= TOLERANCE, words
 
 
 def _only_eoc_degenerates(results: Results) -> Judgement:
@@ -159,9 +143,9 @@ def _compute_c_maps(scale: ScaleName) -> tuple[list[Value], list[Series]]:
     """C_f on a grid of c, for both methods at every depth."""
     c, eta = np.linspace(-1.0, 1.0, 81), 0.5
     values, lines = [], []
-    for name, method, activation in (
-        ("ReLU (EOC)", EOC(), "relu"),
-        ("TReLU", TAT(eta=eta), "leaky_relu"),
+    for name, method, activation, wanted in (
+        ("ReLU (EOC)", EOC(), "relu", None),
+        ("TReLU", TAT(eta=eta), "leaky_relu", eta),
     ):
         for depth in DEPTHS[:2] if scale == "smoke" else DEPTHS:
             graph = Graph.chain(depth)
@@ -170,9 +154,8 @@ def _compute_c_maps(scale: ScaleName) -> tuple[list[Value], list[Series]]:
             rounded = tuple(round(float(y), 6) for y in mapped)
             lines.append(Series(name, f"{depth} layers", tuple(map(float, c)), rounded))
             at_zero = float(fold(graph, solution.c_map, np.zeros(1))[0])
-            wanted = eta if name == "TReLU" else None
             values.append(Value(name, f"C_f(0), {depth} layers", round(at_zero, 9), wanted))
-            if name == "TReLU":
+            if wanted is not None:
                 gap = float(np.abs(np.asarray(mapped) - infinite_depth_c_map(c, eta)).max())
                 values.append(Value(name, f"distance to the limit, {depth} layers", round(gap, 6)))
     return values, lines
@@ -245,7 +228,7 @@ class KernelError:
 
 
 def kernel_errors(scale: KernelScale) -> Iterator[KernelError]:
-    """All lines of figure 4, panel by panel: by distribution, then by setting."""
+    """All lines of figure 4 by distribution, setting and width; 16 minutes on one core if full."""
     import torch
 
     from skipless.runs.check import build_mlp
@@ -272,21 +255,15 @@ def kernel_errors(scale: KernelScale) -> Iterator[KernelError]:
 def figure4() -> Item:
     """Empirical c values of finite networks, beside their C maps (appendix E.1).
 
-    The setting is the paper's: TReLU with η = 0.9 from c = 0, DKS with ζ = 10 and SoftPlus from
-    c = 0.8; fully-connected networks with Gaussian and with orthogonal weights; 100 pairs of inputs
-    and 50 networks; c after every activation, with its standard deviation. The paper names the
-    widths 30 and 100, and does not name the depth. We take 100 layers, and widths up to 1000.
+    Fully-connected networks, 100 pairs of inputs and 50 networks; c after every activation, with
+    its standard deviation. The paper names the widths 30 and 100, and does not name the depth. We
+    take 100 layers, and widths up to 1000.
 
     The paper finds that TReLU has a small error even at width 30; that under DKS deviations are
     much larger, and with Gaussian weights the means at widths 30 and 100 are off; that orthogonal
-    weights have much smaller errors; and that standard deviations grow with depth. So do we, but:
-
-    - The error of DKS at width 30 is large with orthogonal weights too: c ends at 0.42, not at
-      0.28.
-    - Under TReLU the deviation is largest at about layer 25, and falls as all c values near 1.
-
-    Cost, on one core: 16 minutes; 3 at the scale `cpu`, which leaves out width 1000.
-    `examples/kernel_error.py` draws all layers by matplotlib.
+    weights have much smaller errors; and that standard deviations grow with depth. So do we, but
+    DKS at width 30 errs as much with orthogonal weights (c ends at 0.42, not at 0.28), and under
+    TReLU the deviation is largest at about layer 25, and falls as all c values near 1.
     """
     return Item(
         name="figure4",
@@ -322,12 +299,12 @@ def _compute_kernel_errors(scale: ScaleName) -> tuple[list[Value], list[Series]]
     for error in kernel_errors(KERNEL_SCALES[scale]):
         panel, width = error.panel, f"width {error.width}"
         rows = layers(error.check)
-        chosen = range(0, len(rows), -(-len(rows) // MOST_POINTS))
-        x = tuple(map(float, chosen))
-        means = tuple(round(rows[n].measured.c.mean, 5) for n in chosen)
-        spreads = tuple(round(rows[n].measured.c.spread, 5) for n in chosen)
+        step = -(-len(rows) // MOST_POINTS)
+        x = tuple(map(float, range(0, len(rows), step)))
+        means = tuple(round(row.measured.c.mean, 5) for row in rows[::step])
+        spreads = tuple(round(row.measured.c.spread, 5) for row in rows[::step])
         lines[panel, width] = Series(panel, width, x, means, spreads)
-        predicted = tuple(round(rows[n].predicted.c, 5) for n in chosen)
+        predicted = tuple(round(row.predicted.c, 5) for row in rows[::step])
         lines.setdefault((panel, ""), Series(panel, "predicted", x, predicted))
         worst = max(rows, key=lambda row: abs(row.c_difference))
         spread = max(row.measured.c.spread for row in rows)

@@ -25,7 +25,7 @@ from .item import (
     wins,
 )
 from .results import Results
-from .scales import OPTIMIZERS, RELU, RESNETS, TRELU, VANILLA, Options
+from .scales import OPTIMIZERS, RELU, RESNETS, TRELU, VANILLA, VANILLA_TRELU, Options
 
 METHODS = {"EOC": RELU, "TAT": TRELU}
 
@@ -99,7 +99,7 @@ def figure3() -> Item:
         cells=cells(
             dict.fromkeys(rows, ()),
             lengths,
-            {**RESNETS["50"], **VANILLA, **TRELU, "schedule": "cosine"},
+            {**RESNETS["50"], **VANILLA_TRELU, "schedule": "cosine"},
             rows,
         ),
         charts=lambda results: [
@@ -236,7 +236,7 @@ def figure6() -> Item:
             ),
         },
         cells=cells(
-            dict.fromkeys(rows, ()), {column: {}}, {**RESNETS["50"], **VANILLA, **TRELU}, rows
+            dict.fromkeys(rows, ()), {column: {}}, {**RESNETS["50"], **VANILLA_TRELU}, rows
         ),
         charts=lambda results: [
             accuracy_curves("Validation accuracy by epoch", best(results)),

@@ -1,7 +1,4 @@
-"""`skipless reproduce`: runs an item at a scale, and turns its results into a section of a report.
-
-On its HTML page, a trained item also has its training curves and C maps.
-"""
+"""`skipless reproduce`: runs an item at a scale; its results become a section of a report."""
 
 from __future__ import annotations
 
@@ -21,13 +18,12 @@ from skipless.runs.configuration import Configuration, flag
 from skipless.runs.kernels import network_curve
 from skipless.runs.outcome import Outcome
 from skipless.runs.search import Place, create_folder, is_main, run_all, run_key
+from skipless.train.journal import provenance
 
 from . import ITEMS
 from .item import Cell, Item, PlannedRun
 from .results import Results, Trial
 from .scales import SCALES, Options, ScaleName
-
-NOT_RUN = "–"
 
 # The options that determine a network's C map.
 _SHAPE = ("model", "shortcut_weight", "method", "activation", "eta", "tau", "zeta", "sigma_b")
@@ -48,12 +44,16 @@ def report_item(
         item: The table or figure.
         scale: How large its runs are.
         place: The folder of all files, and where the search is shared.
-        seeds: Of every setting; by default those that the item states.
+        seeds: Number of seeds, instead of the item's own.
         options: Options of every run, which replace those of the item.
     """
     path = place.folder / f"{item.name}.jsonl"
     create_folder(place.folder)
-    _require_same_scale(path, scale)
+    if path.exists() and (before := Results.read(path).scale) != scale:
+        raise FileExistsError(
+            f"{path} holds results of the scale {before}, and would be overwritten by those of "
+            f"{scale}. Name another --output, or remove them."
+        )
     results = run_item(item, scale, place, seeds, options)
     if not is_main():
         return ""
@@ -66,20 +66,10 @@ def report_item(
     return f"{section_text(section)}\n\nResults: {path}\nPage: {page}\n"
 
 
-def _require_same_scale(path: Path, scale: ScaleName) -> None:
-    if path.exists() and (before := Results.read(path).scale) != scale:
-        raise FileExistsError(
-            f"{path} holds results of the scale {before}, and would be overwritten by those of "
-            f"{scale}. Name another --output, or remove them."
-        )
-
-
 def overview() -> tuple[list[str], list[list[str]]]:
     """Header and rows of a table of all items, with what they cost at each scale."""
-    header = ["item", "what it shows", "smoke", "cpu", "full"]
-    return header, [
-        [item.name, item.title.partition(": ")[2], *_costs(item)] for item in ITEMS.values()
-    ]
+    rows = [[item.name, item.title.partition(": ")[2], *_costs(item)] for item in ITEMS.values()]
+    return ["item", "what it shows", *SCALES], rows
 
 
 def _costs(item: Item) -> list[str]:
@@ -98,7 +88,15 @@ def run_item(
 ) -> Results:
     """All results of the item at the scale, whichever workers they come from."""
     if item.compute is not None:
-        return _compute(item, scale)
+        started, where = time.time(), provenance()
+        values, lines = item.compute(scale)
+        origin: dict[str, Json] = {
+            "started": where["started"],
+            "machines": [where["machine"]],
+            "versions": [where["versions"]],
+            "seconds": round(time.time() - started),
+        }
+        return Results(item.name, scale, origin, values=tuple(values), lines=tuple(lines))
     runs = item.runs(scale, seeds, options)
     teachers = {run.name: run.teacher for run in runs if run.teacher is not None}
     keys = {name: run_key(teacher) for name, teacher in teachers.items()}
@@ -110,21 +108,6 @@ def run_item(
     )
     given = {**(options or {}), **({} if seeds is None else {"seeds": seeds})}
     return collect_results(item, scale, [(run, outcomes[run.name]) for run in runs], given)
-
-
-def _compute(item: Item, scale: ScaleName) -> Results:
-    from skipless.train.journal import provenance
-
-    assert item.compute is not None
-    started, where = time.time(), provenance()
-    values, lines = item.compute(scale)
-    origin: dict[str, Json] = {
-        "started": where["started"],
-        "machines": [where["machine"]],
-        "versions": [where["versions"]],
-        "seconds": round(time.time() - started),
-    }
-    return Results(item.name, scale, origin, values=tuple(values), lines=tuple(lines))
 
 
 def collect_results(
@@ -140,17 +123,11 @@ def collect_results(
         "given": dict(given),
         "seconds": round(sum(outcome.seconds or 0.0 for outcome in outcomes)),
     }
-    trials = tuple(
-        Trial(
-            run.cell.row,
-            run.cell.column,
-            run.chosen,
-            run.seed,
-            replace(outcome, machine={}, versions={}),
-        )
-        for run, outcome in done
-    )
-    return Results(item.name, scale, origin, trials)
+    trials = []
+    for run, outcome in done:
+        own = replace(outcome, machine={}, versions={})
+        trials.append(Trial(run.cell.row, run.cell.column, run.chosen, run.seed, own))
+    return Results(item.name, scale, origin, tuple(trials))
 
 
 def _distinct(values: Iterable[Json]) -> list[Json]:
@@ -164,32 +141,23 @@ def _describe_data(given: Configuration) -> str:
 
 
 def read_sections(paths: Sequence[Path], *, curves: bool = False) -> list[Section]:
-    """The sections of files of results, in the order of the paper.
-
-    With `curves`, each has its training curves and C maps too. Further results of an item have a
-    number after its name.
-    """
+    """The sections of files of results, in the order of the paper."""
     found = [Results.read(path) for path in paths]
-    for results in found:
-        if results.item not in ITEMS:
-            raise ValueError(
-                f"Unknown item {results.item!r} in the results; the items of this version are "
-                f"{', '.join(ITEMS)}."
-            )
+    if unknown := [results.item for results in found if results.item not in ITEMS]:
+        raise ValueError(
+            f"Unknown item {unknown[0]!r} in the results; the items of this version are "
+            f"{', '.join(ITEMS)}."
+        )
     order = list(ITEMS)
-    found.sort(key=lambda results: (order.index(results.item), results.scale))
     counts: Counter[str] = Counter()
     sections = []
-    for results in found:
+    for results in sorted(found, key=lambda own: (order.index(own.item), own.scale)):
         item = ITEMS[results.item]
-        section = build_section(item, results)
+        section = build_section(item, results, curves=curves)
         counts[item.name] += 1
         if (number := counts[item.name]) > 1:
             name, title = f"{section.name}-{number}", f"{section.title} ({results.scale})"
             section = replace(section, name=name, title=title)
-        if curves:
-            charts = [*section.charts, *training_charts(item, results)]
-            section = replace(section, charts=charts)
         sections.append(section)
     return sections
 
@@ -220,7 +188,7 @@ def _c_map_charts(cells: Sequence[Cell], results: Results) -> list[Chart]:
     for cell in cells:
         best = results.cell(cell.row, cell.column)
         if cell.run.get("method") is not None and best is not None:
-            given = Configuration.of(scale.configuration(cell.run).as_mapping(), best.chosen)
+            given = scale.configuration(cell.run, best.chosen)
             networks.setdefault(tuple(getattr(given, name) for name in _SHAPE), given)
     curves = []
     for given in list(networks.values())[:STYLES]:
@@ -231,9 +199,16 @@ def _c_map_charts(cells: Sequence[Cell], results: Results) -> list[Chart]:
     return [c_map_chart(dict(enumerate(curves)))] if curves else []
 
 
-def build_section(item: Item, results: Results) -> Section:
-    """What a report shows of an item."""
-    header, rows = _value_table(results) if item.compute else _cell_table(item, results)
+def build_section(item: Item, results: Results, *, curves: bool = False) -> Section:
+    """What a report shows of an item; with `curves`, its training curves and C maps too."""
+    if item.compute is None:
+        header, rows = _cell_table(item, results)
+    else:
+        header = ["", "", "computed", "expected"]
+        rows = [
+            [v.row, v.column, f"{v.value:.6g}", "" if v.wanted is None else f"{v.wanted:g}"]
+            for v in results.values
+        ]
     return Section(
         name=item.name,
         title=item.title,
@@ -241,7 +216,7 @@ def build_section(item: Item, results: Results) -> Section:
         header=header,
         rows=rows,
         verdicts=item.verdicts(results),
-        charts=list(item.charts(results)),
+        charts=[*item.charts(results), *(training_charts(item, results) if curves else ())],
         facts=_facts(item, results),
     )
 
@@ -252,19 +227,11 @@ def _cell_table(item: Item, results: Results) -> tuple[list[str], list[list[str]
     rows: dict[str, dict[str, str]] = {}
     for cell in item.cells:
         found = results.cell(cell.row, cell.column)
-        ours = NOT_RUN if found is None else item.format_cell(found)
+        ours = "–" if found is None else item.format_cell(found)
         paper = "" if cell.paper is None else f" ({cell.paper:.1f})"
         rows.setdefault(cell.row, {})[cell.column] = ours + paper
     body = [[row, *(own.get(column, "") for column in columns)] for row, own in rows.items()]
     return ["ours (paper)", *columns], body
-
-
-def _value_table(results: Results) -> tuple[list[str], list[list[str]]]:
-    rows = [
-        [v.row, v.column, f"{v.value:.6g}", "" if v.wanted is None else f"{v.wanted:g}"]
-        for v in results.values
-    ]
-    return ["", "", "computed", "expected"], rows
 
 
 def _facts(item: Item, results: Results) -> dict[str, str]:
@@ -284,9 +251,9 @@ def _facts(item: Item, results: Results) -> dict[str, str]:
     versions = [v for v in _list_in(origin, "versions") if isinstance(v, dict)]
     facts["Versions"] = "; ".join(", ".join(f"{k} {v}" for k, v in own.items()) for own in versions)
     given = origin.get("given")
-    options = given.items() if isinstance(given, dict) else ()
-    again = [f"skipless reproduce {item.name} --scale {results.scale}"]
-    facts["Rerun"] = " ".join([*again, *(f"{flag(name)} {value}" for name, value in options)])
+    options = {"scale": results.scale, **(given if isinstance(given, dict) else {})}
+    words = (f"{flag(name)} {value}" for name, value in options.items())
+    facts["Rerun"] = " ".join([f"skipless reproduce {item.name}", *words])
     return facts
 
 

@@ -41,7 +41,9 @@ class Scale:
     zetas: tuple[float, ...] = (1.5,)
     models: Mapping[str, str] = field(default_factory=dict)
 
-    def configuration(self, run: Options, given: Options | None = None) -> Configuration:
+    def configuration(
+        self, run: Options, given: Mapping[str, object] | None = None
+    ) -> Configuration:
         """The configuration of a run that is stated as in the paper, with what a user gives."""
         full = {"epochs": EPOCHS, "batch_size": BATCH, "schedule": "step", **run}
         sized = {
@@ -187,6 +189,7 @@ VANILLA: Options = {"shortcut_weight": 0.0}  # neither shortcuts nor normalisati
 
 RELU: Options = {"method": "eoc"}  # (σ_w, σ_b) = (√2, 0)
 TRELU: Options = {"method": "tat"}
+VANILLA_TRELU: Options = {**VANILLA, **TRELU}
 # Section 5.4 has (σ_w, σ_b) = (1.302, 0.02), which is not on the edge of chaos: there, σ_b = 0.02
 # goes with σ_w = 1.067, and σ_w = 1.304 with σ_b = 0.2, which must have been meant.
 EOC_TANH: Options = {"method": "eoc", "activation": "tanh", "sigma_b": 0.2}

@@ -26,13 +26,23 @@ from .item import (
     wins,
 )
 from .results import CellKey, Results
-from .scales import BATCH_NORM, EOC_TANH, GAUSSIAN, RELU, RESNETS, TRELU, VANILLA, Options, rescaled
+from .scales import (
+    BATCH_NORM,
+    EOC_TANH,
+    GAUSSIAN,
+    RELU,
+    RESNETS,
+    TRELU,
+    VANILLA,
+    VANILLA_TRELU,
+    Options,
+    rescaled,
+)
 
 DEPTHS = (50, 101)
 BOTH = ("K-FAC", "SGD")
 SETTINGS = {"d": DEPTHS, "o": BOTH}
 
-VANILLA_TRELU: Options = {**VANILLA, **TRELU}
 NETWORKS: dict[str, Options] = {
     "ResNet": BATCH_NORM,
     "EOC": {**VANILLA, **RELU},

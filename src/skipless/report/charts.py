@@ -29,24 +29,18 @@ _SAME_SPEED = 1.1  # up to this factor between seconds per epoch, charts by time
 
 def c_map_chart(curves: Mapping[int, CMapCurve]) -> Chart:
     """The similarity of two outputs by that of the two inputs; curves are by style."""
-    lines = tuple(
-        Line(
-            label=curve.label,
-            value=f"c: 0 → {c_of_unrelated(curve):.3f}",
-            style=style,
-            points=[(float(c), float(y)) for c, y in zip(curve.c, curve.global_map, strict=True)],
-            marked=[int(np.argmin(np.abs(curve.c)))],
-        )
-        for style, curve in curves.items()
-    )
+    lines = []
+    for style, curve in curves.items():
+        points = list(zip(curve.c.tolist(), curve.global_map.tolist(), strict=True))
+        value, middle = f"c: 0 → {c_of_unrelated(curve):.3f}", int(np.argmin(np.abs(curve.c)))
+        lines.append(Line(curve.label, value, style, points, marked=[middle]))
     words = ((-1.0, "−1\nopposite"), (0.0, "0\nunrelated"), (1.0, "1\nidentical"))
     return Chart(
-        title="From input to output",
-        description="Similarity of two outputs by the similarity of the two inputs. "
-        + describe_lines(lines),
-        x=Axis("c of the two inputs", -1.0, 1.0, words),
-        y=linear_axis("c of the two outputs (1: identical)", -1.0, 1.0),
-        lines=lines,
+        "From input to output",
+        "Similarity of two outputs by the similarity of the two inputs. " + describe_lines(lines),
+        Axis("c of the two inputs", -1.0, 1.0, words),
+        linear_axis("c of the two outputs (1: identical)", -1.0, 1.0),
+        tuple(lines),
         key=True,
         guide=((-1.0, -1.0), (1.0, 1.0)),
     )
@@ -54,24 +48,18 @@ def c_map_chart(curves: Mapping[int, CMapCurve]) -> Chart:
 
 def layers_chart(curves: Mapping[int, CMapCurve]) -> Chart:
     """The similarity of two unrelated images after each layer; curves are by style."""
-    lines = tuple(
-        Line(
-            label=curve.label,
-            value=f"{degrees(float(curve.layers[-1]))} apart",
-            style=style,
-            points=[(float(layer), float(c)) for layer, c in enumerate(curve.layers)],
-        )
-        for style, curve in curves.items()
-    )
-    depth = max(curve.layers.size - 1 for curve in curves.values())
-    lowest = min(0.0, *(float(np.min(curve.layers)) for curve in curves.values()))
+    lines = []
+    for style, curve in curves.items():
+        layers = curve.layers.tolist()
+        points = [(float(layer), c) for layer, c in enumerate(layers)]
+        lines.append(Line(curve.label, f"{degrees(layers[-1])} apart", style, points))
+    lowest = min(0.0, *(c for line in lines for _, c in line.points))
     return Chart(
-        title="Layer by layer",
-        description="c of two unrelated images after each layer, at the end: "
-        + describe_lines(lines),
-        x=linear_axis("layers passed", 0, max(depth, 1)),
-        y=linear_axis("c of two unrelated images (1: identical)", lowest, 1.0),
-        lines=lines,
+        "Layer by layer",
+        "c of two unrelated images after each layer, at the end: " + describe_lines(lines),
+        _axis_from_zero(lines, "layers passed"),
+        linear_axis("c of two unrelated images (1: identical)", lowest, 1.0),
+        tuple(lines),
     )
 
 
@@ -85,24 +73,18 @@ def loss_line(label: str, style: int, points: Points) -> Line:
 def loss_chart(lines: Sequence[Line], x: str = "epoch") -> Chart:
     """Training losses by epoch, or by what `x` names."""
     values = [value for line in lines for _, value in line.points]
-    return Chart(
-        title="Training loss",
-        description=f"Training loss by {x}, at the end: " + describe_lines(lines),
-        x=_axis_from_zero(lines, x),
-        y=logarithmic_axis("lower is better", values),
-        lines=tuple(lines),
-    )
+    return _training_chart("Training loss", lines, x, logarithmic_axis("lower is better", values))
 
 
 def accuracy_chart(lines: Sequence[Line], x: str = "epoch") -> Chart:
     """Validation accuracies in percent by epoch, or by what `x` names."""
-    return Chart(
-        title="Validation accuracy",
-        description=f"Validation accuracy by {x}, at the end: " + describe_lines(lines),
-        x=_axis_from_zero(lines, x),
-        y=linear_axis("images classified correctly; higher is better", 0, 100, "%"),
-        lines=tuple(lines),
-    )
+    y = linear_axis("images classified correctly; higher is better", 0, 100, "%")
+    return _training_chart("Validation accuracy", lines, x, y)
+
+
+def _training_chart(title: str, lines: Sequence[Line], x: str, y: Axis) -> Chart:
+    words = f"{title} by {x}, at the end: {describe_lines(lines)}"
+    return Chart(title, words, _axis_from_zero(lines, x), y, tuple(lines))
 
 
 def points_by_epoch(record: Record, kind: str, name: str) -> Points:
@@ -199,11 +181,6 @@ class _Run:
     name: str
     record: Record
 
-    @property
-    def configuration(self) -> dict[str, Json]:
-        found = self.record.run.get("configuration")
-        return found if isinstance(found, dict) else {}
-
     @cached_property
     def validation(self) -> list[float]:
         return self.values("validation", "top1")
@@ -222,35 +199,28 @@ class _Run:
 
     def values(self, kind: str, name: str) -> list[float]:
         """A number of all rows of a kind that have it, NaN where it is none."""
-        rows = self.record.metrics
-        return [number(row, name) for row in rows if row["kind"] == kind and name in row]
+        return [value for _, value in _points(self.record, kind, name, "step")]
 
     @property
     def row(self) -> list[str]:
-        given = self.configuration
-        losses, accuracies = (self.values("train", name) for name in ("loss", "accuracy"))
+        found = self.record.run.get("configuration")
+        given = found if isinstance(found, dict) else {}
         words = [given.get("model"), given.get("method")]
+        planned, reached = number(given, "epochs"), _format(self.epochs, ".3g")
+        if self.epochs < planned and given.get("steps") is None:  # not if one is NaN
+            reached += f" of {planned:g}"
         return [
             self.name,
             ", ".join(str(word) for word in words if word is not None) or "–",
             str(given.get("optimizer") or "–"),
             "default" if given.get("lr", 0) is None else _format(number(given, "lr"), "g"),
-            self.progress,
-            _format_last(accuracies, ".1%"),
-            _format_last(losses, ".3g"),
+            reached,
+            _format_last(self.values("train", "accuracy"), ".1%"),
+            _format_last(self.values("train", "loss"), ".3g"),
             _format_last(self.validation, ".1%"),
             _format(self.best, ".1%"),
             _format(self.seconds, ".0f"),
         ]
-
-    @property
-    def progress(self) -> str:
-        """How many epochs the run has, and of how many if it is not finished."""
-        planned = number(self.configuration, "epochs")
-        whole = self.epochs >= planned or self.configuration.get("steps") is not None
-        reached = _format(self.epochs, ".3g")
-        unknown = math.isnan(planned) or math.isnan(self.epochs)
-        return reached if whole or unknown else f"{reached} of {planned:g}"
 
 
 def _largest(values: Sequence[float]) -> float:
@@ -270,13 +240,8 @@ def _format_last(values: Sequence[float], form: str) -> str:
 
 def _drop_bad_rows(record: Record) -> Record:
     """The record without rows that do not say what was measured, and when."""
-    rows = [
-        row
-        for row in record.metrics
-        if isinstance(row, dict)
-        and isinstance(row.get("kind"), str)
-        and math.isfinite(number(row, "step"))
-    ]
+    is_whole = lambda row: isinstance(row.get("kind"), str) and math.isfinite(number(row, "step"))
+    rows = (row for row in record.metrics if isinstance(row, dict) and is_whole(row))
     return replace(record, metrics=tuple(rows))
 
 
@@ -285,9 +250,9 @@ def _shortest_names(folders: Sequence[Path]) -> list[str]:
     paths = [folder.resolve().parts for folder in folders]
     names = []
     for own in paths:
-        shared = lambda count, own=own: sum(path[-count:] == own[-count:] for path in paths) > 1
-        count = next((count for count in range(1, len(own)) if not shared(count)), len(own))
-        names.append("/".join(own[-count:]))
+        tails = [own[-count:] for count in range(1, len(own))]
+        alone = (tail for tail in tails if sum(p[-len(tail) :] == tail for p in paths) == 1)
+        names.append("/".join(next(alone, own)))
     return names
 
 
@@ -321,18 +286,14 @@ def _curves(
 
 def _c_map_charts(runs: Sequence[_Run], curves: Mapping[Path, CMapCurve]) -> list[Chart]:
     """C maps before training; runs of equal maps share a line, that of the first of them."""
-    mapped = {
-        n: curves[run.record.folder] for n, run in enumerate(runs) if run.record.folder in curves
-    }
-    equal = lambda a, b: all(
-        np.array_equal(getattr(a, name), getattr(b, name)) for name in ("global_map", "layers")
-    )
-    first = {n: next(k for k in mapped if equal(mapped[k], mapped[n])) for n in mapped}
+    equal: dict[tuple[bytes, bytes], list[_Run]] = {}
+    for run in runs:
+        if (curve := curves.get(run.record.folder)) is not None:
+            equal.setdefault((curve.global_map.tobytes(), curve.layers.tobytes()), []).append(run)
     named = {}
-    for n in dict.fromkeys(first.values()):
-        more = sum(k == n for k in first.values()) - 1
-        label = f"{runs[n].name} and {more} more" if more else runs[n].name
-        named[n] = replace(mapped[n], label=label)
+    for first, *others in equal.values():
+        label = f"{first.name} and {len(others)} more" if others else first.name
+        named[runs.index(first)] = replace(curves[first.record.folder], label=label)
     return [c_map_chart(named), layers_chart(named)] if named else []
 
 

@@ -31,23 +31,18 @@ from .page import (
     html_document,
     html_facts,
     html_figure,
+    html_row,
     html_section,
     html_table,
     write_document,
 )
-from .svg import STYLES, Axis, Chart, Line, linear_axis, logarithmic_axis, swatch
+from .svg import STYLES, Chart, Line, linear_axis, logarithmic_axis, swatch
 
 HEADER = (
     "network", "shortcuts", "normalised", "parameters", "best rate", "training", "validation",
     "seconds",
 )  # fmt: skip
 
-# The best of a grid and the end of its record are the same number, but one may have been rounded.
-_SAME_ACCURACY = 1e-6
-
-# From these c values (11 and 60 degrees) two outputs are called almost identical, or alike.
-_ALMOST_IDENTICAL = 0.98
-_ALIKE = 0.5
 _DIVERGED = -12.0  # percent: the height of the crosses, below all accuracies
 
 
@@ -82,7 +77,8 @@ class Contestant:
                 f"{sorted(self.grid.values())}"
             )
         recorded = _last_value(self.record, "validation", "top1")
-        if self.learned and not abs(recorded - self.accuracy) <= _SAME_ACCURACY:
+        # They are the same number, but one may have been rounded.
+        if self.learned and not abs(recorded - self.accuracy) <= 1e-6:
             raise ValueError(
                 f"{self.label!r} reached {self.accuracy:g} at its best learning rate, but the "
                 f"record in {self.record.folder} ends at {recorded:g}. Pass the best run's record."
@@ -91,13 +87,12 @@ class Contestant:
     @property
     def learned(self) -> bool:
         """Whether any run did not diverge."""
-        return not all(math.isnan(value) for value in self.grid.values())
+        return not math.isnan(self.accuracy)
 
     @property
     def best_rate(self) -> float:
         """The learning rate of the best run, the smallest of several; NaN if all diverged."""
-        best = self.accuracy
-        return min((r for r, value in self.grid.items() if value == best), default=math.nan)
+        return min((r for r, v in self.grid.items() if v == self.accuracy), default=math.nan)
 
     @property
     def accuracy(self) -> float:
@@ -138,12 +133,11 @@ def _percent(fraction: float) -> str:
 
 def _rows(comparison: NetworkComparison) -> list[list[str]]:
     """One row of text under `HEADER` for each network."""
-    yes = {True: "yes", False: "no"}
     return [
         [
             one.label,
-            yes[one.shortcuts],
-            yes[one.normalisation],
+            "yes" if one.shortcuts else "no",
+            "yes" if one.normalisation else "no",
             f"{one.parameters:,}",
             f"{one.best_rate:g}" if one.learned else "-",
             _percent(one.training_accuracy),
@@ -163,10 +157,8 @@ def conclusion(comparison: NetworkComparison) -> str:
     """Which network came first, by how much, and whether that may be chance, in sentences."""
     learned = [one for one in comparison.contestants if one.learned]
     diverged = [one.label for one in comparison.contestants if not one.learned]
-    sentences = []
-    if learned:
-        ranked = sorted(learned, key=lambda one: -one.accuracy)
-        sentences += _ranking(ranked, comparison.validation_images)
+    ranked = sorted(learned, key=lambda one: -one.accuracy)
+    sentences = _ranking(ranked, comparison.validation_images) if ranked else []
     if diverged:
         sentences.append(f"{_join(diverged)} diverged at every learning rate tried.")
     return " ".join(sentences)
@@ -191,11 +183,11 @@ def _ranking(ranked: Sequence[Contestant], images: int) -> list[str]:
     ]
     sentences = [f"{sentence}{', ' if gaps else ''}{_join(gaps)}."]
     chance = _chance_gap(best.accuracy, images)
-    close = [one.label for one in behind if best.accuracy - one.accuracy <= chance]
-    if close:
+    close = [one.label for one in ranked if best.accuracy - one.accuracy <= chance]
+    if len(close) > len(first):
         sentences.append(
             f"On so few images, a gap of up to {100 * chance:.1f} points can be "
-            f"chance, so {_join([*(one.label for one in first), *close])} are about level."
+            f"chance, so {_join(close)} are about level."
         )
     return sentences
 
@@ -218,9 +210,9 @@ def describe_c_map(curve: CMapCurve) -> str:
     """What an untrained network does to two unrelated images, in words, from its C map."""
     unrelated = c_of_unrelated(curve)
     farthest = float(np.min(curve.global_map))
-    if unrelated >= _ALMOST_IDENTICAL:
+    if unrelated >= 0.98:  # 11 degrees
         outcome, verdict = "almost identical", "can hardly tell one image from another"
-    elif unrelated >= _ALIKE:
+    elif unrelated >= 0.5:  # 60 degrees
         outcome, verdict = "alike, but still distinct", "can still tell images apart"
     else:
         outcome, verdict = "still far from each other", "tells images apart with ease"
@@ -234,7 +226,7 @@ def describe_c_map(curve: CMapCurve) -> str:
 
 def rates_chart(contestants: Sequence[Contestant]) -> Chart:
     """The last validation accuracy of every run by learning rate; crosses for diverged ones."""
-    rates = sorted({rate for one in contestants for rate in one.grid})
+    rates = _rates(contestants)
     lines = tuple(_rates_line(style, one) for style, one in enumerate(contestants))
     x = logarithmic_axis("learning rate", rates)
     y = linear_axis("validation accuracy at the end of the run", 0, 100, "%")
@@ -246,33 +238,31 @@ def rates_chart(contestants: Sequence[Contestant]) -> Chart:
         middle = (len(lost) - 1) / 2
         crosses += [(n, rate * step ** (i - middle), _DIVERGED) for i, n in enumerate(lost)]
     if crosses:
-        y = Axis(y.name, _DIVERGED, y.high, ((_DIVERGED, "diverged"), *y.ticks))
+        y = replace(y, low=_DIVERGED, ticks=((_DIVERGED, "diverged"), *y.ticks))
+    room = (rates[-1] / rates[0]) ** 0.13  # for the number of a rate beside the last one
+    spaced = rates[:1]
+    for rate in rates[1:]:
+        spaced += [rate] * (rate >= spaced[-1] * room)
     return Chart(
-        title="Every learning rate tried",
-        description="Validation accuracy by learning rate. " + describe_lines(lines),
-        x=Axis(x.name, x.low, x.high, tuple((r, f"{r:g}") for r in _spaced(rates)), True),
-        y=y,
-        lines=lines,
+        "Every learning rate tried",
+        "Validation accuracy by learning rate. " + describe_lines(lines),
+        replace(x, ticks=tuple((rate, f"{rate:g}") for rate in spaced)),
+        y,
+        lines,
         crosses=tuple(crosses),
     )
 
 
+def _rates(contestants: Sequence[Contestant]) -> list[float]:
+    return sorted({rate for one in contestants for rate in one.grid})
+
+
 def _rates_line(style: int, one: Contestant) -> Line:
-    rates = sorted(one.grid)
-    points = [(rate, 100 * one.grid[rate]) for rate in rates]
+    points = [(rate, 100 * value) for rate, value in sorted(one.grid.items())]
     value, best = "diverged", None
     if one.learned:
-        value, best = f"best {one.best_rate:g}", rates.index(one.best_rate)
+        value, best = f"best {one.best_rate:g}", sorted(one.grid).index(one.best_rate)
     return Line(one.label, value, style, points, marked=range(len(points)), ringed=best)
-
-
-def _spaced(rates: list[float]) -> list[float]:
-    """The rates whose numbers have room beside the last one."""
-    room = (rates[-1] / rates[0]) ** 0.13
-    chosen = rates[:1]
-    for rate in rates[1:]:
-        chosen += [rate] * (rate >= chosen[-1] * room)
-    return chosen
 
 
 def write_page(path: Path, comparison: NetworkComparison) -> Path:
@@ -286,12 +276,8 @@ def comparison_page(comparison: NetworkComparison) -> str:
         f"<p>{escape(comparison.introduction)}</p>\n"
         f'<p class="conclusion"><strong>In short:</strong> {_coloured_conclusion(comparison)}</p>\n'
     )
-    sections = [
-        _results(comparison),
-        _c_maps(comparison.contestants),
-        _training(comparison.contestants),
-        _rates(comparison.contestants),
-    ]
+    parts = (_c_maps, _training, _all_rates)
+    sections = [_results(comparison), *(part(comparison.contestants) for part in parts)]
     if comparison.facts:
         facts = html_facts("Facts of the runs", comparison.facts)
         sections.append(html_section("How this page was made", facts))
@@ -309,17 +295,11 @@ def _coloured_conclusion(comparison: NetworkComparison) -> str:
 
 def _results(comparison: NetworkComparison) -> str:
     rows = []
-    for style, row in enumerate(_rows(comparison)):
-        description = comparison.contestants[style].description
-        name = (
-            f'<th scope="row">{swatch(style)} {escape(row[0])}'
-            f'<span class="description">{escape(description)}</span></th>'
-        )
-        cells = (
-            f'<td data-name="{escape(column)}">{escape(cell)}</td>'
-            for column, cell in zip(HEADER[1:], row[1:], strict=True)
-        )
-        rows.append(f"<tr>{name}{''.join(cells)}</tr>")
+    for style, (name, *others) in enumerate(_rows(comparison)):
+        description = escape(comparison.contestants[style].description)
+        named = f'{swatch(style)} {escape(name)}<span class="description">{description}</span>'
+        cells = zip(HEADER[1:], others, strict=True)
+        rows.append(html_row(named, (f'<td data-name="{k}">{escape(v)}</td>' for k, v in cells)))
     return html_section(
         "The networks and what they reached",
         html_table(
@@ -334,11 +314,8 @@ def _results(comparison: NetworkComparison) -> str:
 
 
 def _c_maps(contestants: Sequence[Contestant]) -> str:
-    curves = {
-        number: replace(one.curve, label=one.label)
-        for number, one in enumerate(contestants)
-        if one.curve is not None
-    }
+    mapped = [(n, one, one.curve) for n, one in enumerate(contestants) if one.curve is not None]
+    curves = {n: replace(curve, label=one.label) for n, one, curve in mapped}
     if not curves:
         return ""
     described = "".join(
@@ -383,13 +360,10 @@ def _training(contestants: Sequence[Contestant]) -> str:
     )
 
 
-def _rates(contestants: Sequence[Contestant]) -> str:
-    rates = sorted({rate for one in contestants for rate in one.grid})
-    alike = all(set(one.grid) == set(rates) for one in contestants)
-    rows = []
-    for rate in rates:
-        results = "".join(_rate_cell(one, rate) for one in contestants)
-        rows.append(f'<tr><th scope="row">{rate:g}</th>{results}</tr>')
+def _all_rates(contestants: Sequence[Contestant]) -> str:
+    rates = _rates(contestants)
+    alike = all(one.grid.keys() == set(rates) for one in contestants)
+    rows = [html_row(f"{r:g}", (_rate_cell(one, r) for one in contestants)) for r in rates]
     return html_section(
         "Was every network given its chance?",
         f"<p>{'Every network was' if alike else 'The networks were not all'} trained once with "

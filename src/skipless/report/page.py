@@ -1,11 +1,8 @@
-"""HTML pages that need no other file and no network: their parts, and the page of sections.
-
-The parts are strings; templates would be a dependency more and no shorter.
-"""
+"""HTML pages that need no other file and no network: their parts, and the page of sections."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -14,8 +11,6 @@ from skipless.tables import numeric_columns
 
 from .sections import Section, Verdict, require_distinct
 from .svg import Chart, page_style, svg_element
-
-_CLASSES = {True: "good", False: "bad", None: "open"}  # of verdicts, in the style sheet
 
 
 def write_document(path: Path, text: str) -> Path:
@@ -66,38 +61,37 @@ def html_figure(charts: Sequence[Chart], caption: str = "") -> str:
 
 
 def html_table(
-    caption: str, header: Sequence[str], rows: Sequence[str], kind: str = "plain"
+    name: str,
+    header: Sequence[str],
+    rows: Iterable[str],
+    kind: str = "plain",
+    attributes: Sequence[str] = (),
 ) -> str:
     """A table whose header and rows are HTML; if it is too wide, it scrolls or falls into cards.
 
-    The cells of cards have the name of their column as `data-name`.
+    `kind` is "plain", "cards", whose cells have the name of their column as `data-name`, or
+    "numbers", which has no caption. `attributes` are those of the names of the columns.
     """
-    head = "".join(f'<th scope="col">{name}</th>' for name in header)
-    return _scrollable(
-        caption,
-        f'<table class="{kind}"><caption>{escape(caption)}</caption>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>{''.join(rows)}</tbody></table>\n",
-    )
-
-
-def _scrollable(name: str, content: str) -> str:
-    """A part of a page that scrolls by itself if the screen is too narrow for it."""
+    caption = "" if kind == "numbers" else f"<caption>{escape(name)}</caption>"
+    columns = zip(header, attributes or [""] * len(header), strict=True)
+    head = "".join(f'<th scope="col"{own}>{words}</th>' for words, own in columns)
     return (
         f'<div class="wide" role="region" tabindex="0" aria-label="{escape(name)}">\n'
-        f"{content}</div>\n"
+        f'<table class="{kind}">{caption}\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>{''.join(rows)}</tbody></table>\n</div>\n"
     )
+
+
+def html_row(name: str, cells: Iterable[str]) -> str:
+    """A row of a table from HTML: its name, and its cells."""
+    return f'<tr><th scope="row">{name}</th>{"".join(cells)}</tr>'
 
 
 def html_facts(caption: str, facts: Mapping[str, str]) -> str:
     """Names and values, each in a row of its own."""
-    rows = [
-        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
-        for name, value in facts.items()
-    ]
-    return (
-        f'<table class="facts"><caption>{escape(caption)}</caption><tbody>'
-        f"{''.join(rows)}</tbody></table>\n"
-    )
+    rows = [html_row(escape(name), [f"<td>{escape(v)}</td>"]) for name, v in facts.items()]
+    head = f'<table class="facts"><caption>{escape(caption)}</caption>'
+    return f"{head}<tbody>{''.join(rows)}</tbody></table>\n"
 
 
 def write_sections_page(
@@ -119,39 +113,34 @@ def _summary(sections: Sequence[Section]) -> str:
     verdicts = [verdict for one in sections for verdict in one.verdicts]
     if not verdicts and len(sections) < 2:
         return ""
+    items = []
+    for one in sections:
+        claims = (f'<span class="claim">{_judged(verdict)}</span>' for verdict in one.verdicts)
+        link = f'<a href="#{escape(one.name)}">{escape(one.title)}</a>'
+        items.append(f"<li>{link}{''.join(claims)}</li>\n")
     count = f"Of {len(verdicts)} claims, {_count(verdicts)}." if len(verdicts) > 1 else ""
-    items = "".join(
-        f'<li><a href="#{escape(one.name)}">{escape(one.title)}</a>'
-        + "".join(
-            f'<span class="claim">{_word(verdict)} {escape(verdict.claim)}</span>'
-            for verdict in one.verdicts
-        )
-        + "</li>\n"
-        for one in sections
-    )
-    return f'<p class="conclusion">{count}</p>\n' * bool(count) + f"<ul>\n{items}</ul>\n"
+    return f'<p class="conclusion">{count}</p>\n' * bool(count) + f"<ul>\n{''.join(items)}</ul>\n"
 
 
 def _count(verdicts: Sequence[Verdict]) -> str:
     """How many claims hold, do not hold and were not run; those with none are left out."""
-    words = {
-        True: ("holds", "hold"),
-        False: ("does not hold", "do not hold"),
-        None: ("was not run", "were not run"),
-    }
+    words = {True: "hold", False: "do not hold", None: "were not run"}
+    one = {True: "holds", False: "does not hold", None: "was not run"}
     counts = {holds: sum(verdict.holds is holds for verdict in verdicts) for holds in words}
-    return ", ".join(f"{n} {words[holds][n > 1]}" for holds, n in counts.items() if n)
+    return ", ".join(f"{n} {(words if n > 1 else one)[holds]}" for holds, n in counts.items() if n)
 
 
-def _word(verdict: Verdict) -> str:
-    return f'<b class="{_CLASSES[verdict.holds]}">{verdict.word}</b>'
+def _judged(verdict: Verdict) -> str:
+    """A claim after the verdict on it."""
+    kind = {True: "good", False: "bad", None: "open"}[verdict.holds]  # in the style sheet
+    return f'<b class="{kind}">{verdict.word}</b> {escape(verdict.claim)}'
 
 
 def _section(one: Section) -> str:
     parts = [f"<p>{escape(one.introduction)}</p>\n"] if one.introduction else []
     if one.verdicts:
         items = "".join(
-            f"<li>{_word(verdict)} {escape(verdict.claim)}"
+            f"<li>{_judged(verdict)}"
             + f'<span class="claim">{escape(verdict.evidence)}</span>' * bool(verdict.evidence)
             + "</li>\n"
             for verdict in one.verdicts
@@ -170,15 +159,8 @@ def _table(one: Section) -> str:
     """The section's table, whose first column names the rows."""
     numeric = numeric_columns(len(one.header), one.rows)
     kinds = ["" if right else ' class="words"' for right in numeric]
-    names = zip(one.header, kinds, strict=True)
-    head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in names)
     rows = []
-    for first, *others in one.rows:
+    for name, *others in one.rows:
         cells = zip(others, kinds[1:], strict=True)
-        rest = "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in cells)
-        rows.append(f'<tr><th scope="row">{escape(first)}</th>{rest}</tr>')
-    return _scrollable(
-        one.title,
-        f'<table class="numbers">\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>{''.join(rows)}</tbody></table>\n",
-    )
+        rows.append(html_row(escape(name), (f"<td{kind}>{escape(c)}</td>" for c, kind in cells)))
+    return html_table(one.title, list(map(escape, one.header)), rows, "numbers", kinds)
