@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import click
 
 from skipless import __version__
+
+Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
 
 
 @contextmanager
@@ -24,6 +29,12 @@ def print_warnings() -> Iterator[None]:
             warnings.simplefilter("ignore", developers_only)
         warnings.showwarning = show
         yield
+
+
+def output_option(help_: str, default: str | None = None, **kinds: bool) -> Decorator:
+    """The option --output, a path; `kinds` are those of `click.Path`."""
+    kind = click.Path(path_type=Path, **kinds)
+    return click.option("--output", "-o", type=kind, default=default, help=help_)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import click
 
 from skipless.runs.configuration import NetworkOptions
 
-from . import print_warnings, requires
+from . import output_option, print_warnings, requires
 from .kernels import parse_shape
 from .train import configuration_options
 
@@ -26,12 +26,7 @@ _OPTIONS |= {"data_folder", "image_size", "normalize", "seed"}
 
 @click.command()
 @click.argument("model", metavar="MODEL_OR_CHECKPOINT")
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path),
-    help="Folder for the files.  [default: deployed/MODEL]",
-)
+@output_option("Folder for the files.  [default: deployed/MODEL]")
 @click.option("--average", is_flag=True, help="Use the moving average of a run's weights.")
 @click.option("--input", "shape", help="Shape of a sample, such as 3,224,224, if there is no data.")
 @click.option("--data", "-d", help="Data to quantise and validate with: cifar10, imagefolder:PATH.")
@@ -84,40 +79,26 @@ def deploy(
       skipless deploy my_package.models:resnet --input 3,32,32 --against resnet18
     """  # noqa: D301
     given = {name: value for name, value in options.items() if value is not None}
-    _require_valid(output, batch_size, seconds)
-    with requires("deploy", "deploy,train"):
-        from skipless.runs import candidates, deploy
-    folder = output or Path("deployed") / _folder_name(model)
-    request = deploy.DeployRequest(folder, batch_size, int8, against, seconds)
-    with print_warnings(), _as_value_errors(), _progress(quiet) as on_step:
-        candidate = candidates.load_candidate(model, given, parse_shape(shape), average=average)
-        found = deploy.deploy(candidate, request, on_step)
-    answer = deploy.write_report(found, folder)
-    click.echo(json.dumps(found.as_mapping(), indent=2) if as_json else answer)
-    return 0
-
-
-def _require_valid(output: Path | None, batch_size: int, seconds: float) -> None:
     if output is not None and output.exists() and not output.is_dir():
         raise FileExistsError(f"--output {output} is a file. Name a folder.")
     if batch_size < 1:
         raise click.UsageError(f"--batch-size must be at least 1, got {batch_size}")
     if not seconds >= 0.0:
         raise click.UsageError(f"--seconds must be >= 0, got {seconds}")
-
-
-def _folder_name(model: str) -> str:
-    """The name of a model, in characters that suit a folder."""
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in model).strip("-.") or "model"
-
-
-@contextmanager
-def _as_value_errors() -> Iterator[None]:
-    """Errors that a user's own network causes, as errors that print in one line."""
+    with requires("deploy", "deploy,train"):
+        from skipless.runs import candidates, deploy
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in model).strip("-.")
+    folder = output or Path("deployed") / (name or "model")
+    request = deploy.DeployRequest(folder, batch_size, int8, against, seconds)
     try:
-        yield
-    except (RuntimeError, TypeError, NotImplementedError) as error:
+        with print_warnings(), _progress(quiet) as on_step:
+            candidate = candidates.load_candidate(model, given, parse_shape(shape), average=average)
+            found = deploy.deploy(candidate, request, on_step)
+    except (RuntimeError, TypeError, NotImplementedError) as error:  # of a user's own network
         raise ValueError(str(error)) from error
+    answer = deploy.write_report(found, folder)
+    click.echo(json.dumps(found.as_mapping(), indent=2) if as_json else answer)
+    return 0
 
 
 @contextmanager

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
 from skipless.runs.configuration import METHODS, TARGETS, MethodName, build_method, flag
 from skipless.tables import table
 
-from . import print_warnings, requires
+from . import Command, Decorator, output_option, print_warnings, requires
 
 if TYPE_CHECKING:
     from skipless.core.graph import Graph
@@ -27,39 +27,29 @@ _method_option = click.option(
     default="tat",
     help="How to shape the kernel.",
 )
-_shortcut_option = click.option(
-    "--shortcut-weight", type=float, help="Weight of the shortcuts; 0 removes them."
-)
 _input_option = click.option("--input", "shape", help="Shape of a sample, such as 3,32,32.")
-_clamp_option = click.option(
-    "--clamp", is_flag=True, help="If the target is out of reach, use the nearest one."
-)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
-def _target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for name, help_ in (
-        ("sigma_b", "EOC: scale of the biases.  [default: 0]"),
-        ("zeta", "DKS: C_f'(1).  [default: 1.5]"),
-        ("tau", "TAT with smooth activations: C_f''(1).  [default: 0.3]"),
-        ("eta", "TAT with leaky ReLU: C_f(0).  [default: 0.9]"),
+_FIGURE = "File for the figure, ending in .png or .svg."
+
+
+def _shaping_options(command: Command) -> Command:
+    """The targets, how to meet them, and the weight of the shortcuts."""
+    for name, kind, help_ in (
+        ("--shortcut-weight", float, "Weight of the shortcuts; 0 removes them."),
+        ("--clamp", None, "If the target is out of reach, use the nearest one."),
+        ("--sigma-b", float, "EOC: scale of the biases.  [default: 0]"),
+        ("--zeta", float, "DKS: C_f'(1).  [default: 1.5]"),
+        ("--tau", float, "TAT with smooth activations: C_f''(1).  [default: 0.3]"),
+        ("--eta", float, "TAT with leaky ReLU: C_f(0).  [default: 0.9]"),
     ):
-        command = click.option(flag(name), type=float, help=help_)(command)
+        command = click.option(name, type=kind, is_flag=kind is None, help=help_)(command)
     return command
 
 
-def _activation_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _activation_option(default: str) -> Decorator:
     return click.option("--activation", help=f"Activation function.  [default: {default}]")
-
-
-def _output_option(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option(
-        "--output",
-        "-o",
-        type=click.Path(dir_okay=False, path_type=Path),
-        default=Path(name),
-        help="File for the figure, ending in .png or .svg.",
-    )
 
 
 @click.command()
@@ -67,9 +57,7 @@ def _output_option(name: str) -> Callable[[Callable[..., Any]], Callable[..., An
 @_method_option
 @_activation_option("leaky_relu; relu for eoc")
 @click.option("--negative-slope", type=float, help="EOC with leaky_relu: slope below zero.")
-@_target_options
-@_clamp_option
-@_shortcut_option
+@_shaping_options
 @_input_option
 @_json_option
 def solve(
@@ -104,30 +92,26 @@ def solve(
     phi = look_up(activation or ("relu" if method == "eoc" else "leaky_relu"), negative_slope)
     with print_warnings():
         solution = solve_(graph, build_method(method, activation, targets), phi, clamp=clamp)
-    answer = {
-        "model": model,
-        "method": method,
-        "activation": solution.activation,
-        "depth": graph.depth,
-        "parameters": solution.parameters,
-        "targets": dict(solution.targets),
-        "residuals": dict(solution.residuals),
-    }
-    click.echo(json.dumps(answer, indent=2) if as_json else _format_solution(answer))
-
-
-def _format_solution(answer: dict[str, Any]) -> str:
-    head = f"{answer['model']}, {answer['method'].upper()} with {answer['activation']}:"
-    parameters = [[k, f"{v:.10g}"] for k, v in answer["parameters"].items() if v is not None]
+    if as_json:
+        answer = {
+            "model": model,
+            "method": method,
+            "activation": solution.activation,
+            "depth": graph.depth,
+            "parameters": solution.parameters,
+            "targets": dict(solution.targets),
+            "residuals": dict(solution.residuals),
+        }
+        click.echo(json.dumps(answer, indent=2))
+        return
+    parameters = [[k, f"{v:.10g}"] for k, v in solution.parameters.items() if v is not None]
     conditions = [
-        [name, f"{target:.6g}", f"{answer['residuals'][name]:.1e}"]
-        for name, target in answer["targets"].items()
+        [name, f"{target:.6g}", f"{solution.residuals[name]:.1e}"]
+        for name, target in solution.targets.items()
     ]
-    tables = (
-        table(["parameter", "value"], parameters),
-        table(["condition", "target", "residual"], conditions),
-    )
-    return "\n\n".join([head, *tables])
+    click.echo(f"{model}, {method.upper()} with {solution.activation}:\n")
+    click.echo(table(["parameter", "value"], parameters) + "\n")
+    click.echo(table(["condition", "target", "residual"], conditions))
 
 
 @click.command()
@@ -140,11 +124,9 @@ def _format_solution(answer: dict[str, Any]) -> str:
     help="Method to draw; may be repeated.  [default: all three]",
 )
 @_activation_option("leaky_relu for tat, softplus for dks, relu for eoc")
-@_target_options
-@_clamp_option
-@_shortcut_option
+@_shaping_options
 @_input_option
-@_output_option("c_maps.png")
+@output_option(_FIGURE, "c_maps.png", dir_okay=False)
 def plot(
     model: str,
     methods: tuple[MethodName, ...],
@@ -195,9 +177,7 @@ def plot(
 @click.argument("model")
 @_method_option
 @_activation_option("leaky_relu for tat, softplus for dks, relu for eoc")
-@_target_options
-@_clamp_option
-@_shortcut_option
+@_shaping_options
 @click.option(
     "--width",
     "widths",
@@ -215,7 +195,7 @@ def plot(
 @_input_option
 @click.option("--tolerance", default=0.05, help="Error allowed for finite width; see above.")
 @_json_option
-@_output_option("check.png")
+@output_option(_FIGURE, "check.png", dir_okay=False)
 def check(
     model: str,
     method: MethodName,

@@ -12,7 +12,7 @@ import click
 from skipless.record import METRICS, RUN, Record
 from skipless.tables import table
 
-from . import print_warnings, requires
+from . import output_option, print_warnings, requires
 
 if TYPE_CHECKING:
     from skipless.paper.item import Item
@@ -32,12 +32,9 @@ ScaleName = Literal["smoke", "cpu", "full"]
     help="cpu: small, for a laptop; full: the paper's; smoke: only checks that it runs.",
 )
 @click.option("--list", "listed", is_flag=True, help="List all items and their costs.")
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of results and runs; finished runs in it are reused.  "
-    "[default: runs/reproduce/SCALE]",
+@output_option(
+    "Folder of results and runs; finished runs in it are reused.  [default: runs/reproduce/SCALE]",
+    file_okay=False,
 )
 @click.option(
     "--storage",
@@ -82,7 +79,9 @@ def reproduce(
         click.echo(table(*reproduce.overview()))
         return
     chosen = _select_items(names, ITEMS)
-    _require_counts(workers, seeds)
+    for name, count in (("--workers", workers), ("--seeds", seeds)):
+        if count is not None and not 1 <= count <= _MOST:
+            raise click.UsageError(f"{name} must be from 1 to {_MOST}, got {count}")
     given = {name: value for name, value in options.items() if value is not None}
     place = reproduce.Place(output or Path("runs") / "reproduce" / scale, storage, workers)
     for item in chosen:
@@ -103,21 +102,9 @@ def _select_items(names: tuple[str, ...], items: dict[str, Item]) -> list[Item]:
     return list(items.values()) if "all" in names else [items[n] for n in dict.fromkeys(names)]
 
 
-def _require_counts(workers: int | None, seeds: int | None) -> None:
-    for name, count in (("--workers", workers), ("--seeds", seeds)):
-        if count is not None and not 1 <= count <= _MOST:
-            raise click.UsageError(f"{name} must be from 1 to {_MOST}, got {count}")
-
-
 @click.command()
 @click.argument("records", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path),
-    default=Path("report.html"),
-    help="The page, a self-contained file ending in .html.",
-)
+@output_option("The page, a self-contained file ending in .html.", "report.html")
 def report(records: Sequence[Path], output: Path) -> None:
     """Show RECORDS side by side on one HTML page: tables, verdicts and charts.
 
@@ -130,7 +117,16 @@ def report(records: Sequence[Path], output: Path) -> None:
       skipless report runs -o runs.html
       skipless report runs/first runs/second results/table-1.jsonl -o comparison.html
     """  # noqa: D301
-    _require_page(output)
+    if output.is_dir():
+        raise IsADirectoryError(
+            f"--output {output} is a folder. Name a file, such as {output / 'runs.html'}"
+        )
+    if output.suffix != ".html":
+        raise ValueError(f"--output must end in .html, got {output}")
+    if not output.parent.is_dir():
+        raise FileNotFoundError(
+            f"There is no folder {output.parent} for the page. Create it: mkdir -p {output.parent}"
+        )
     runs, results = _find_records(records)
     from skipless.report.page import write_sections_page
 
@@ -146,19 +142,6 @@ def report(records: Sequence[Path], output: Path) -> None:
             sections += read_sections(results, curves=True)
     title = "Runs and results" if runs and results else "Runs" if runs else "Results"
     click.echo(write_sections_page(output, title, "", sections))
-
-
-def _require_page(output: Path) -> None:
-    if output.is_dir():
-        raise IsADirectoryError(
-            f"--output {output} is a folder. Name a file, such as {output / 'runs.html'}"
-        )
-    if output.suffix != ".html":
-        raise ValueError(f"--output must end in .html, got {output}")
-    if not output.parent.is_dir():
-        raise FileNotFoundError(
-            f"There is no folder {output.parent} for the page. Create it: mkdir -p {output.parent}"
-        )
 
 
 def _find_records(paths: Iterable[Path]) -> tuple[list[Record], list[Path]]:

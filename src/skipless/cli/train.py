@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -16,14 +16,12 @@ from skipless.record import RUN, Record, number
 from skipless.runs.configuration import Configuration, alternatives, flag, options, read_options
 from skipless.tables import table
 
-from . import print_warnings, requires
+from . import Command, output_option, print_warnings, requires
 
 _SHORT = {"model": "-m", "data": "-d"}
 
 
-def configuration_options(
-    command: Callable[..., Any], only: Collection[str] | None = None
-) -> Callable[..., Any]:
+def configuration_options(command: Command, only: Collection[str] | None = None) -> Command:
     """The command with every option of a run, or those of `only`; None if not given."""
     for name, option in reversed(options().items()):
         if only is not None and name not in only:
@@ -48,12 +46,7 @@ def configuration_options(
     type=click.Path(path_type=Path),
     help="TOML, YAML or JSON file with any of these options; the command line wins.",
 )
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path),
-    help="Folder of the run.  [default: runs/TIME-MODEL-DATA]",
-)
+@output_option("Folder of the run.  [default: runs/TIME-MODEL-DATA]")
 @click.option("--resume", is_flag=True, help="Resume the run in --output.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and the memory it needs.")
 def train(
@@ -87,7 +80,8 @@ def train(
             run, memory = training.dry_run(configuration)
         click.echo(training.format_dry_run(configuration, run, memory))
         return 0
-    folder = output or _default_output(configuration)
+    words = f"{configuration.model}-{configuration.data}".replace(":", "").replace("/", "_")
+    folder = output or Path("runs") / f"{datetime.now():%Y-%m-%dT%H-%M-%S}-{words}"
     with print_warnings(), _explain_out_of_memory():
         ending, record = training.train(configuration, folder, resume=resume)
     if record is not None and ending.finished:
@@ -131,11 +125,6 @@ def _configuration(layers: list[dict[str, Any]], resumed: Path | None) -> Config
         )
     click.echo(f"note: there is no run in {resumed} yet; starting a new one", err=True)
     return Configuration.of(*layers)
-
-
-def _default_output(configuration: Configuration) -> Path:
-    words = f"{configuration.model}-{configuration.data}".replace(":", "").replace("/", "_")
-    return Path("runs") / f"{datetime.now():%Y-%m-%dT%H-%M-%S}-{words}"
 
 
 def _format_summary(record: Record) -> str:

@@ -231,7 +231,7 @@ def distillation() -> Item:
             ),
             "The teacher closes at least half of the student's gap to it": _closes_half_of_the_gap,
             f"No other share beats the default, {SHARE:g}": level(
-                (PLAIN, TAUGHT), beside=(PLAIN, "{other}"), other=[s for s in shares if s != TAUGHT]
+                (PLAIN, TAUGHT), beside=(PLAIN, "{share}"), share=[s for s in shares if s != TAUGHT]
             ),
             "On a fifth of the teacher's images, the teacher improves the vanilla network": wins(
                 (PLAIN, few_taught), over=(PLAIN, few_alone)

@@ -1,7 +1,6 @@
 """An item of the paper, a table or a figure: its cells, its claims and its charts.
 
-A cell is one number of a table or one point of a figure. Claims are judged when results are read,
-from differences of accuracies with their standard errors.
+Claims are judged when results are read, from differences of accuracies and their standard errors.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ Judgement = tuple[bool | None, str]  # whether a claim holds, None if it was not
 Judge = Callable[[Results], Judgement]
 T = TypeVar("T")
 
-# A difference within this many standard errors counts as noise. One seed has no standard error:
-# there, this many points do, which is about right for K-FAC, and too little for SGD on vanilla
-# networks.
-SIGNIFICANT = 2.0
+SIGNIFICANT = 2.0  # standard errors: a difference within them counts as noise
+# Points, for one seed: about right for K-FAC, and too little for SGD on vanilla networks.
 TYPICAL_NOISE = 2.0
 
 
@@ -37,8 +34,7 @@ TYPICAL_NOISE = 2.0
 class Cell:
     """One number of a table or one point of a figure: a run, searched over a grid.
 
-    `run` states it as the paper does, `paper` is the accuracy printed there, in percent. A cell
-    with a `teacher`, which is stated likewise, learns from that run, of the same seed.
+    `run` and its `teacher` are stated as in the paper, which prints an accuracy of `paper` percent.
     """
 
     row: str
@@ -175,26 +171,23 @@ def _judge_pairs(
     did, the first is better.
     """
     judged = []
-    for pair in pairs:
-        if (found := results.cells(*pair)) is not None:
+    for (one, other), found in ((pair, results.cells(*pair)) for pair in pairs):
+        if found is not None:
             gap = difference(*found)
-            diverged = math.isnan(gap.points)
-            words = [
-                f"{', '.join(word for word in place if word)} {cell}"
-                for place, cell in zip(pair, found, strict=True)
-            ]
-            holds = not math.isnan(found[0].mean) if diverged else judge(gap)
-            judged.append((holds, ", ".join(words) + ("" if diverged else f" ({gap})")))
+            words = f"{', '.join(one)} {found[0]}, {', '.join(other)} {found[1]}"
+            if math.isnan(gap.points):
+                judged.append((not math.isnan(found[0].mean), words))
+            else:
+                judged.append((judge(gap), f"{words} ({gap})"))
     return judge_all(judged, len(pairs))
 
 
-def judge_all(judged: Iterable[tuple[bool, str]], total: int | None = None) -> Judgement:
+def judge_all(judged: Sequence[tuple[bool, str]], total: int | None = None) -> Judgement:
     """Whether all hold, None if there are none; of `total` settings, how many were run."""
-    found = list(judged)
-    if not found:
+    if not judged:
         return None, ""
-    evidence = "; ".join(words for _, words in found)
-    return all(holds for holds, _ in found), evidence + coverage(len(found), total or len(found))
+    evidence = "; ".join(words for _, words in judged)
+    return all(holds for holds, _ in judged), evidence + coverage(len(judged), total or len(judged))
 
 
 def coverage(run: int, total: int) -> str:
@@ -210,8 +203,7 @@ def coverage(run: int, total: int) -> str:
 class ScaleOverride:
     """How an item differs from others at a scale: the cells it keeps, and what it changes.
 
-    `options` and `rates` are added to those of the scale, `grid` is what a cell is searched over
-    instead of what the scale says; None leaves the scale as it is.
+    `options` and `rates` are added to those of the scale, `grid` to what a cell is searched over.
     """
 
     keep: Callable[[Cell], bool] = lambda _: True
@@ -250,10 +242,10 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Item:
-    """A table or a figure; `label` is the one in the paper's source, None if it is not there.
+    """A table or a figure, either trained, cell by cell, or computed, by `compute`.
 
-    An item is either trained, cell by cell, or computed: `compute` gives its numbers and lines. Its
-    `claims` are statements about the results, each with the function that judges it.
+    `label` is that in the paper's source. `claims` are statements about the results, each with the
+    function that judges it.
     """
 
     name: str

@@ -115,13 +115,6 @@ class NetworkComparison:
     validation_images: int
     facts: Mapping[str, str]
 
-    def __post_init__(self) -> None:
-        if not self.contestants or self.validation_images < 1:
-            raise ValueError(
-                "A comparison needs at least one network and one validation image, got "
-                f"{len(self.contestants)} and {self.validation_images}"
-            )
-
 
 def _last_value(record: Record, kind: str, name: str) -> float:
     return next(reversed(record.series(kind, name)[1]), math.nan)

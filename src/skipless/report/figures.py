@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Array = npt.NDArray[np.float64]
-
-_MOST_BARS = 20
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,11 @@ class KernelPanel:
     curves: tuple[KernelCurve, ...]
 
 
-def require_figure_path(path: Path) -> None:
-    """Raise if no figure can be written to `path`; call it before long computations."""
+def require_figure_path(path: Path) -> type[Figure]:
+    """Matplotlib's figure; raises if none can be written to `path`.
+
+    Call it before long computations.
+    """
     if path.suffix.lower() not in (".png", ".svg"):
         raise ValueError(
             f"A figure must be PNG or SVG, in a file *.png or *.svg, got {path.name!r}"
@@ -59,10 +61,6 @@ def require_figure_path(path: Path) -> None:
         raise FileNotFoundError(
             f"There is no folder {path.parent}. Make it first: mkdir -p {path.parent}"
         )
-    _import_figure()
-
-
-def _import_figure() -> type[Figure]:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
@@ -72,14 +70,9 @@ def _import_figure() -> type[Figure]:
     return Figure
 
 
-def _create_figure(path: Path, width: float, height: float) -> Figure:
-    require_figure_path(path)
-    return _import_figure()(figsize=(width, height), layout="constrained")
-
-
 def draw_c_maps(curves: Sequence[CMapCurve], title: str, path: Path) -> Path:
     """Draw the curves side by side into `path`, a PNG or SVG file, and return it."""
-    figure = _create_figure(path, 12.0, 4.3)
+    figure = require_figure_path(path)(figsize=(12.0, 4.3), layout="constrained")
     local, whole, layers = figure.subplots(1, 3)
     styles = ("-", "--", "-.", ":")
     for number, curve in enumerate(curves):
@@ -96,34 +89,24 @@ def draw_c_maps(curves: Sequence[CMapCurve], title: str, path: Path) -> Path:
     for axes in (local, whole, layers):
         axes.grid(color="0.92")
         axes.set_axisbelow(True)
-    handles, labels = layers.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(curves), frameon=False)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=150)
-    return path
+    return _save(figure, layers, title, path, dpi=150)
 
 
 def draw_kernels(panels: Sequence[KernelPanel], title: str, path: Path, columns: int = 2) -> Path:
     """Draw the panels in rows of `columns` into `path`, a PNG or SVG file, and return it."""
     rows = math.ceil(len(panels) / columns)
-    figure = _create_figure(path, 5.2 * columns, 0.9 + 3.3 * rows)
+    size = 5.2 * columns, 0.9 + 3.3 * rows
+    figure = require_figure_path(path)(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     for panel, own in zip(panels, axes.flat, strict=False):
         for number, curve in enumerate(panel.curves):
             layers = np.arange(curve.mean.size)
             # Bars at every layer would cover the lines; those of several curves stand apart.
-            step = max(1, layers.size // _MOST_BARS)
+            step = max(1, layers.size // 20)
             some = slice(min(number * step // len(panel.curves), layers.size - 1), None, step)
             (line,) = own.plot(layers, curve.mean, label=curve.label, linewidth=1.5)
-            own.errorbar(
-                layers[some],
-                curve.mean[some],
-                yerr=curve.bar[some],
-                color=line.get_color(),
-                linestyle="none",
-                elinewidth=0.9,
-                capsize=2,
-            )
+            style = {"color": line.get_color(), "linestyle": "none", "elinewidth": 0.9}
+            own.errorbar(layers[some], curve.mean[some], curve.bar[some], capsize=2, **style)
         own.plot(panel.predicted, "--", color="black", linewidth=1.5, label="predicted")
         own.set(title=panel.title, xlabel="layer", ylabel=panel.ylabel)
         own.xaxis.get_major_locator().set_params(integer=True)
@@ -131,8 +114,12 @@ def draw_kernels(panels: Sequence[KernelPanel], title: str, path: Path, columns:
         own.set_axisbelow(True)
     for unused in axes.flat[len(panels) :]:
         unused.set_axis_off()
-    handles, labels = axes[0, 0].get_legend_handles_labels()
+    return _save(figure, axes[0, 0], title, path, dpi=110)
+
+
+def _save(figure: Figure, labelled: Axes, title: str, path: Path, dpi: int) -> Path:
+    handles, labels = labelled.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     figure.suptitle(title)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=dpi)
     return path

@@ -17,7 +17,6 @@ WIDTH, HEIGHT = 400, 300
 LEFT, TOP, BOTTOM = 58, 46, 50
 RIGHT_OF_LABELS, RIGHT_OF_KEY = 104, 32
 GAP = 5  # between labels
-
 STYLES = 6  # colours and dashes in chart.css, marks below; a seventh line looks like the first
 
 _LINE_HEIGHT = 14
@@ -66,19 +65,9 @@ def page_style() -> str:
     return _PAGE.read_text(encoding="utf-8") + _CHART.read_text(encoding="utf-8")
 
 
-def chart_style() -> str:
-    """The style sheet of a chart in a file of its own, with the light colours written out.
-
-    Few programs that show SVG files, other than browsers, support variables.
-    """
-    colours, rules = light_colours(), _CHART.read_text(encoding="utf-8")
-    rules = re.sub(r"var\(--(\w+)\)", lambda used: colours[used[1]], rules)
-    return ".chart text { font-family: system-ui, 'Liberation Sans', Arial, sans-serif; }\n" + rules
-
-
 def light_colours() -> dict[str, str]:
     """The colours of a light page by name; they come first in its style sheet."""
-    first = _PAGE.read_text(encoding="utf-8").split("@media")[0]
+    first = page_style().split("@media")[0]
     return dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", first))
 
 
@@ -190,17 +179,21 @@ def svg_element(chart: Chart) -> str:
 
 def svg_file(chart: Chart) -> str:
     """The chart as an SVG file of its own, in the light colours and on their background."""
-    frame = _Frame(chart)
+    frame, colours = _Frame(chart), light_colours()
+    # Few programs that show SVG files, other than browsers, support variables.
+    rules = _CHART.read_text(encoding="utf-8")
+    rules = re.sub(r"var\(--(\w+)\)", lambda used: colours[used[1]], rules)
     wide, high = WIDTH + 2 * _MARGIN, frame.height + 2 * _MARGIN
-    box = f'x="-{_MARGIN}" y="-{_MARGIN}" width="{wide}" height="{high}"'
+    size = f'width="{wide}" height="{high}"'
+    box = f'viewBox="-{_MARGIN} -{_MARGIN} {wide} {high}"'
     drawing = "\n".join(_parts(frame))
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" class="chart" \
-viewBox="-{_MARGIN} -{_MARGIN} {wide} {high}" width="{wide}" height="{high}" role="img">
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" class="chart" {box} {size} role="img">
 <title>{escape(chart.title)}</title>
 <desc>{escape(chart.description)}</desc>
 <style>
-{chart_style()}</style>
-<rect {box} fill="{light_colours()["page"]}"/>
+.chart text {{ font-family: system-ui, 'Liberation Sans', Arial, sans-serif; }}
+{rules}</style>
+<rect x="-{_MARGIN}" y="-{_MARGIN}" {size} fill="{colours["page"]}"/>
 {drawing}
 </svg>
 """
@@ -209,27 +202,24 @@ viewBox="-{_MARGIN} -{_MARGIN} {wide} {high}" width="{wide}" height="{high}" rol
 def _parts(frame: _Frame) -> list[str]:
     chart = frame.chart
     below = frame.bottom + 34 + 10 * any("\n" in words for _, words in chart.x.ticks)
-    parts = [
+    names = _key_below if frame.key_below else _key if chart.key else _end_labels
+    return [
         _text(0, 14, chart.title, "title"),
         _text(0, 32, chart.y.name, "axis"),
         _text((frame.left + frame.right) / 2, below, chart.x.name, "axis", "middle"),
         *_ticks(frame),
+        *([_path("guide", frame.path(chart.guide))] if chart.guide else []),
+        *(part for line in chart.lines for part in _line(frame, line)),
+        *(_cross(*frame.at(x, y), style) for style, x, y in chart.crosses),
+        *names(frame),
     ]
-    if chart.guide:
-        parts.append(f'<path class="guide" d="{frame.path(chart.guide)}"/>')
-    for line in chart.lines:
-        parts += _line(frame, line)
-    for style, x, y in chart.crosses:
-        parts.append(_cross(*frame.at(x, y), style))
-    names = _key_below if frame.key_below else _key if chart.key else _end_labels
-    return [*parts, *names(frame)]
 
 
 def swatch(style: int) -> str:
     """A short piece of a line in its style, for a legend outside the chart."""
     return (
         '<svg class="swatch" viewBox="0 0 34 12" aria-hidden="true">'
-        f'<path class="line s{style % STYLES}" d="M1 6H33"/>{_mark(17, 6, style)}</svg>'
+        f"{_path('line', 'M1 6H33', style)}{_mark(17, 6, style)}</svg>"
     )
 
 
@@ -238,22 +228,16 @@ class _Frame:
 
     def __init__(self, chart: Chart) -> None:
         self.chart = chart
-        self.left, self.top, self.bottom = LEFT, TOP, HEIGHT - BOTTOM
+        self.left, self.top, self.height = LEFT, TOP, HEIGHT
         self.right = WIDTH - (RIGHT_OF_KEY if chart.key else RIGHT_OF_LABELS)
-        self.height = HEIGHT
-        if self.key_below:
-            self.height += _LINE_HEIGHT * sum(map(len, map(_key_words, chart.lines))) + 2 * GAP
-        elif not chart.key:  # as high as the labels beside it
+        long = any(len(line.label) > _LONGEST_IN_CORNER for line in chart.lines)
+        self.key_below = chart.key and (long or len(chart.lines) > _MOST_IN_CORNER)
+        if not chart.key:  # as high as the labels beside it
             heights = [_label_height(line) + GAP for line in chart.lines if line.finite]
             self.height = max(HEIGHT, sum(heights) + 8)
-            self.bottom = self.height - BOTTOM
-
-    @property
-    def key_below(self) -> bool:
-        """Whether the key is too large for its corner."""
-        lines = self.chart.lines
-        long = any(len(line.label) > _LONGEST_IN_CORNER for line in lines)
-        return self.chart.key and (long or len(lines) > _MOST_IN_CORNER)
+        self.bottom = self.height - BOTTOM
+        if self.key_below:
+            self.height += _LINE_HEIGHT * sum(map(len, map(_key_words, chart.lines))) + 2 * GAP
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         across = self.left + self.chart.x.place(x) * (self.right - self.left)
@@ -261,40 +245,39 @@ class _Frame:
 
     def path(self, points: Sequence[tuple[float, float]]) -> str:
         """Path data; the pen is lifted at a point that is not finite."""
-        pieces, pen = [], "M"
+        path, pen = "", "M"
         for x, y in points:
             if math.isfinite(y):
                 across, down = self.at(x, y)
-                pieces.append(f"{pen}{across:.1f} {down:.1f}")
+                path += f"{pen}{across:.1f} {down:.1f}"
             pen = "L" if math.isfinite(y) else "M"
-        return "".join(pieces)
+        return path
 
 
 def _ticks(frame: _Frame) -> list[str]:
     parts = []
     for value, words in frame.chart.y.ticks:
         _, y = frame.at(frame.chart.x.low, value)
-        parts.append(f'<path class="grid" d="M{frame.left} {y:.1f}H{frame.right}"/>')
+        parts.append(_path("grid", f"M{frame.left} {y:.1f}H{frame.right}"))
         parts.append(_text(frame.left - 6, y + 4, words, "tick", "end"))
     for value, words in frame.chart.x.ticks:
         x, _ = frame.at(value, frame.chart.y.low)
-        parts.append(f'<path class="grid" d="M{x:.1f} {frame.top}V{frame.bottom}"/>')
+        parts.append(_path("grid", f"M{x:.1f} {frame.top}V{frame.bottom}"))
         for number, word in enumerate(words.split("\n")):
             parts.append(_text(x, frame.bottom + 15 + 12 * number, word, "tick", "middle"))
     return parts
 
 
 def _line(frame: _Frame, line: Line) -> list[str]:
-    style = line.style % STYLES
-    parts = [*_bars(frame, line), f'<path class="line s{style}" d="{frame.path(line.points)}"/>']
+    parts = [*_bars(frame, line), _path("line", frame.path(line.points), line.style)]
     if line.broken_off and (finite := line.finite):
         return [*parts, _cross(*frame.at(*finite[-1]), line.style)]
-    for number in line.marked if line.points else ():
-        if math.isfinite(line.points[number][1]):
-            parts.append(_mark(*frame.at(*line.points[number]), line.style))
+    marked = [line.points[number] for number in line.marked] if line.points else []
+    parts += [_mark(*frame.at(x, y), line.style) for x, y in marked if math.isfinite(y)]
     if line.ringed is not None:
         x, y = frame.at(*line.points[line.ringed])
-        parts.append(f'<circle class="ring s{style}" cx="{x:.1f}" cy="{y:.1f}" r="8"/>')
+        kind = f"ring s{line.style % STYLES}"
+        parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="8"/>')
     return parts
 
 
@@ -306,8 +289,7 @@ def _bars(frame: _Frame, line: Line) -> list[str]:
         if math.isfinite(y) and math.isfinite(half) and half > 0:
             across, top = frame.at(x, min(y + half, axis.high))
             _, bottom = frame.at(x, max(y - half, axis.low))
-            path = f"M{across:.1f} {top:.1f}V{bottom:.1f}"
-            parts.append(f'<path class="bar s{line.style % STYLES}" d="{path}"/>')
+            parts.append(_path("bar", f"M{across:.1f} {top:.1f}V{bottom:.1f}", line.style))
     return parts
 
 
@@ -321,29 +303,31 @@ def _end_labels(frame: _Frame) -> list[str]:
     ends = sorted(lines, key=lambda end: end[1])
     heights = [_label_height(line) for _, _, line in ends]
     centres = spread_labels([y for _, y, _ in ends], heights, 0, frame.height - 8)
+    left = frame.right + 18
     parts = []
     for (x, y, line), height, centre in zip(ends, heights, centres, strict=True):
-        style, left = line.style % STYLES, frame.right + 18
-        parts.append(
-            f'<path class="leader s{style}" d="M{x + 6:.1f} {y:.1f}L{left - 3} {centre:.1f}"/>'
-        )
+        leader = f"M{x + 6:.1f} {y:.1f}L{left - 3} {centre:.1f}"
+        parts.append(_path("leader", leader, line.style))
         words = wrap_evenly(line.label, _LABEL_WIDTH)
         for number, text in enumerate([*words, line.value] if line.value else words):
             down = centre - height / 2 + _LINE_HEIGHT * number + 11
             kind = "label" if number < len(words) else "label value"
-            parts.append(_text(left, down, text, f"{kind} t{style}"))
+            parts.append(_text(left, down, text, f"{kind} t{line.style % STYLES}"))
     return parts
 
 
 def _key(frame: _Frame) -> list[str]:
     """The lines' names in the lower right corner, each beside a piece of its line."""
     parts = []
+    right = frame.right - 44
     y = frame.bottom - 10 - 2 * _LINE_HEIGHT * len(frame.chart.lines)
     for line in frame.chart.lines:
-        style, right = line.style % STYLES, frame.right - 44
-        parts += _sample(right + 6, y + 7, line.style)
-        parts.append(_text(right, y + 11, line.label, f"label t{style}", "end"))
-        parts.append(_text(right, y + 24, line.value, f"label value t{style}", "end"))
+        style = line.style % STYLES
+        parts += [
+            *_sample(right + 6, y + 7, style),
+            _text(right, y + 11, line.label, f"label t{style}", "end"),
+            _text(right, y + 24, line.value, f"label value t{style}", "end"),
+        ]
         y += 2 * _LINE_HEIGHT
     return parts
 
@@ -354,11 +338,10 @@ def _key_below(frame: _Frame) -> list[str]:
     y = HEIGHT + GAP
     for line in frame.chart.lines:
         parts += _sample(0, y + 7, line.style)
-        words = _key_words(line)
-        for number, text in enumerate(words, 1):
-            value = f' <tspan class="value">{escape(line.value)}</tspan>' * (number == len(words))
+        *words, last = map(escape, _key_words(line))
+        for text in [*words, f'{last} <tspan class="value">{escape(line.value)}</tspan>']:
             kind = f"label t{line.style % STYLES}"
-            parts.append(f'<text class="{kind}" x="40" y="{y + 11}">{escape(text)}{value}</text>')
+            parts.append(f'<text class="{kind}" x="40" y="{y + 11}">{text}</text>')
             y += _LINE_HEIGHT
     return parts
 
@@ -369,7 +352,7 @@ def _key_words(line: Line) -> list[str]:
 
 
 def _sample(x: float, y: float, style: int) -> list[str]:
-    return [f'<path class="line s{style % STYLES}" d="M{x} {y}h32"/>', _mark(x + 16, y, style)]
+    return [_path("line", f"M{x} {y}h32", style), _mark(x + 16, y, style)]
 
 
 def _mark(x: float, y: float, style: int) -> str:
@@ -386,7 +369,12 @@ def _mark(x: float, y: float, style: int) -> str:
 
 
 def _cross(x: float, y: float, style: int) -> str:
-    return f'<path class="cross s{style % STYLES}" d="M{x:.1f} {y:.1f}m-4.5-4.5l9 9m0-9l-9 9"/>'
+    return _path("cross", f"M{x:.1f} {y:.1f}m-4.5-4.5l9 9m0-9l-9 9", style)
+
+
+def _path(kind: str, data: str, style: int | None = None) -> str:
+    classes = kind if style is None else f"{kind} s{style % STYLES}"
+    return f'<path class="{classes}" d="{data}"/>'
 
 
 def _text(x: float, y: float, words: str, kind: str, anchor: str = "start") -> str:
