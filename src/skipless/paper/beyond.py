@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from statistics import fmean
 
-from skipless.report.svg import Axis, Chart
+from skipless.report.svg import Axis
 from skipless.runs.configuration import Configuration
 
 from .item import (
@@ -97,17 +97,14 @@ def _is_first(results: Results) -> Judgement:
     if math.isnan(found["SGD"].mean):
         return None, "SGD diverged"
     goal = fmean(top1 for o in found["SGD"].outcomes if (top1 := o.top1) is not None)
-    seconds = {name: _seconds_to(cell, goal) for name, cell in found.items()}
-    words = ", ".join(
-        f"{name} {'never' if math.isinf(t) else f'{t:.0f} s'}" for name, t in seconds.items()
-    )
-    return seconds["K-FAC"] <= min(seconds.values()) < math.inf, f"to {100 * goal:.1f} %: {words}"
-
-
-def _seconds_to(cell: Summary, top1: float) -> float:
-    curve = cell.outcomes[0].validation
-    pairs = zip(curve.seconds, curve.top1, strict=True)
-    return next((second for second, value in pairs if value >= top1), math.inf)
+    taken = {}
+    for name, cell in found.items():
+        curve = cell.outcomes[0].validation
+        pairs = zip(curve.seconds, curve.top1, strict=True)
+        taken[name] = next((second for second, top1 in pairs if top1 >= goal), math.inf)
+    timed = (f"{n} {'never' if math.isinf(t) else f'{t:.0f} s'}" for n, t in taken.items())
+    words = f"to {100 * goal:.1f} %: {', '.join(timed)}"
+    return taken["K-FAC"] <= min(taken.values()) < math.inf, words
 
 
 RESNET, PLAIN = "ResNet, BatchNorm", "vanilla, TReLU"
@@ -139,6 +136,8 @@ def batch_sizes() -> Item:
         ONE_CLASS: {"batch_size": 8, "classes_per_batch": 1},
         TWO_CLASSES: {"batch_size": 64, "classes_per_batch": 2},
     }
+    ticks = tuple((float(size), str(size)) for size in SIZES)
+    axis = Axis("batch size", SIZES[0], SIZES[-1], ticks, logarithmic=True)
     beats = {
         "one image": "1",
         "two images": "2",
@@ -171,7 +170,9 @@ def batch_sizes() -> Item:
             ),
         },
         cells=cells(dict.fromkeys(NETWORKS, ()), batches, BASE, NETWORKS),
-        charts=lambda results: [_by_size(results)],
+        charts=lambda results: [
+            replace(accuracy_by_column(results, NETWORKS, SIZES, axis.name), x=axis)
+        ],
         # The batch sizes are those that the cells state.
         overrides={
             "full": ScaleOverride(batch=1.0, options={"data": "cifar10"}),
@@ -186,12 +187,6 @@ def batch_sizes() -> Item:
             "smoke": ScaleOverride(batch=1.0, options={"train_size": None}),
         },
     )
-
-
-def _by_size(results: Results) -> Chart:
-    ticks = tuple((float(size), str(size)) for size in SIZES)
-    axis = Axis("batch size", SIZES[0], SIZES[-1], ticks, logarithmic=True)
-    return replace(accuracy_by_column(results, NETWORKS, SIZES, axis.name), x=axis)
 
 
 ALONE = "alone"

@@ -190,11 +190,6 @@ VANILLA: Options = {"shortcut_weight": 0.0}  # neither shortcuts nor normalisati
 RELU: Options = {"method": "eoc"}  # (σ_w, σ_b) = (√2, 0)
 TRELU: Options = {"method": "tat"}
 VANILLA_TRELU: Options = {**VANILLA, **TRELU}
-# Section 5.4 has (σ_w, σ_b) = (1.302, 0.02), which is not on the edge of chaos: there, σ_b = 0.02
-# goes with σ_w = 1.067, and σ_w = 1.304 with σ_b = 0.2, which must have been meant.
-EOC_TANH: Options = {"method": "eoc", "activation": "tanh", "sigma_b": 0.2}
-# Appendix E.8: all of a kernel is drawn.
-GAUSSIAN: Options = {"distribution": "gaussian", "delta": False}
 
 
 def rescaled(shortcut_weight: float) -> Options:

@@ -1,13 +1,12 @@
 """Sections of a report: a table, the claims about it with their verdicts, and charts.
 
-Every report, of an item of the paper or of runs side by side, is made of sections. They become text
-for a terminal, Markdown for the documentation, with charts as files, or HTML (see `page`).
+They become text for a terminal, Markdown, with charts as files, or HTML (see `page`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import fill
 
@@ -43,10 +42,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of a report; its anchor and the files of its charts are called `name`.
-
-    Cells are text; columns of numbers are aligned when the section is printed.
-    """
+    """One part of a report; its anchor and the files of its charts are called `name`."""
 
     name: str
     title: str
@@ -79,19 +75,16 @@ def section_text(section: Section) -> str:
     <BLANKLINE>
     holds: It is so.
     """
-    parts = [f"{section.title}\n{'=' * len(section.title)}"]
-    if section.introduction:
-        parts.append(fill(section.introduction, _COLUMNS))
-    if section.rows:
-        parts.append(table(section.header, section.rows))
-    if section.verdicts:
-        verdicts = (f"{v.word}: {v.claim} {v.evidence}".rstrip() for v in section.verdicts)
-        wrap = lambda line: fill(line, _COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
-        parts.append("\n".join(map(wrap, verdicts)))
-    if section.facts:
-        facts = "; ".join(f"{name}: {value}" for name, value in section.facts.items())
-        parts.append(fill(facts, _COLUMNS))
-    return "\n\n".join(parts)
+    verdicts = (f"{v.word}: {v.claim} {v.evidence}".rstrip() for v in section.verdicts)
+    wrap = lambda line: fill(line, _COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
+    parts = [
+        f"{section.title}\n{'=' * len(section.title)}",
+        fill(section.introduction, _COLUMNS),
+        table(section.header, section.rows) if section.rows else "",
+        "\n".join(map(wrap, verdicts)),
+        fill("; ".join(f"{name}: {value}" for name, value in section.facts.items()), _COLUMNS),
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
 def markdown(sections: Sequence[Section]) -> str:
@@ -146,21 +139,15 @@ def _markdown_section(section: Section) -> str:
         lines = [map(escape, section.header), rules, *(map(escape, row) for row in section.rows)]
         parts.append("".join(f"| {' | '.join(line)} |\n" for line in lines))
     if section.verdicts:
-        verdicts = (
-            f"**{v.word}** - {escape(v.claim)} {escape(v.evidence)}".rstrip()
-            for v in section.verdicts
-        )
-        parts.append("".join(f"- {verdict}\n" for verdict in verdicts))
-    parts += [
-        f"![{escape(chart.description)}]({IMAGES}/{name})\n"
-        for name, chart in _named_charts(section)
-    ]
+        claims = ((v.word, f"{escape(v.claim)} {escape(v.evidence)}") for v in section.verdicts)
+        parts.append("".join(f"- **{word}** - {claim.rstrip()}\n" for word, claim in claims))
+    charts = _named_charts(section)
+    parts += [f"![{escape(chart.description)}]({IMAGES}/{name})\n" for name, chart in charts]
     if section.facts:
         facts = "; ".join(f"{escape(name)}: {escape(v)}" for name, v in section.facts.items())
         parts.append(f"<small>{facts}</small>\n")
     return "\n".join(parts)
 
 
-def _named_charts(section: Section) -> Iterator[tuple[str, Chart]]:
-    for number, chart in enumerate(section.charts, 1):
-        yield f"{section.name}-{number}.svg", chart
+def _named_charts(section: Section) -> list[tuple[str, Chart]]:
+    return [(f"{section.name}-{n}.svg", chart) for n, chart in enumerate(section.charts, 1)]
