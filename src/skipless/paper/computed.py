@@ -255,9 +255,7 @@ def kernel_errors(scale: KernelScale) -> Iterator[KernelError]:
 def figure4() -> Item:
     """Empirical c values of finite networks, beside their C maps (appendix E.1).
 
-    Fully-connected networks, 100 pairs of inputs and 50 networks; c after every activation, with
-    its standard deviation. The paper names the widths 30 and 100, and does not name the depth. We
-    take 100 layers, and widths up to 1000.
+    The paper names the widths 30 and 100, and no depth. We take 100 layers, and widths up to 1000.
 
     The paper finds that TReLU has a small error even at width 30; that under DKS deviations are
     much larger, and with Gaussian weights the means at widths 30 and 100 are off; that orthogonal

@@ -167,8 +167,7 @@ def _judge_pairs(
 ) -> Judgement:
     """The judgement on all pairs of which both cells were run.
 
-    Where the first cell of a pair diverged, nothing good can be said of it; where only the second
-    did, the first is better.
+    A first cell that diverged is never better; where only the second did, the first is.
     """
     judged = []
     for (one, other), found in ((pair, results.cells(*pair)) for pair in pairs):

@@ -50,9 +50,8 @@ _DIVERGED = -12.0  # percent: the height of the crosses, below all accuracies
 class Contestant:
     """One network of a comparison: what it is, its best run, and the result of every learning rate.
 
-    `grid` has the last validation top-1 of every run by learning rate, NaN for one that diverged;
-    `record` and `seconds` are those of the best run. All accuracies are fractions. `curve` is None
-    if no C map was computed.
+    `grid` has the last validation top-1 (a fraction) of every run by learning rate, NaN for one
+    that diverged; `record` and `seconds` are those of the best run.
     """
 
     label: str
@@ -252,9 +251,8 @@ def _rates(contestants: Sequence[Contestant]) -> list[float]:
 
 def _rates_line(style: int, one: Contestant) -> Line:
     points = [(rate, 100 * value) for rate, value in sorted(one.grid.items())]
-    value, best = "diverged", None
-    if one.learned:
-        value, best = f"best {one.best_rate:g}", sorted(one.grid).index(one.best_rate)
+    value = f"best {one.best_rate:g}" if one.learned else "diverged"
+    best = sorted(one.grid).index(one.best_rate) if one.learned else None
     return Line(one.label, value, style, points, marked=range(len(points)), ringed=best)
 
 
@@ -356,7 +354,12 @@ def _training(contestants: Sequence[Contestant]) -> str:
 def _all_rates(contestants: Sequence[Contestant]) -> str:
     rates = _rates(contestants)
     alike = all(one.grid.keys() == set(rates) for one in contestants)
-    rows = [html_row(f"{r:g}", (_rate_cell(one, r) for one in contestants)) for r in rates]
+    rows = []
+    for rate in rates:
+        words = (_percent(c.grid[rate]) if rate in c.grid else "not tried" for c in contestants)
+        kinds = (' class="best"' if rate == one.best_rate else "" for one in contestants)
+        cells = (f"<td{kind}>{word}</td>" for kind, word in zip(kinds, words, strict=True))
+        rows.append(html_row(f"{rate:g}", cells))
     return html_section(
         "Was every network given its chance?",
         f"<p>{'Every network was' if alike else 'The networks were not all'} trained once with "
@@ -375,12 +378,6 @@ def _all_rates(contestants: Sequence[Contestant]) -> str:
         ),
         "</div>\n",
     )
-
-
-def _rate_cell(one: Contestant, rate: float) -> str:
-    """The cell of one run in the table of learning rates."""
-    words = _percent(one.grid[rate]) if rate in one.grid else "not tried"
-    return f'<td class="best">{words}</td>' if rate == one.best_rate else f"<td>{words}</td>"
 
 
 def _swatch_name(number: int, one: Contestant) -> str:
