@@ -28,31 +28,22 @@ from skipless.train.data import Data, Subset
 from skipless.train.images import ImageSplit
 
 from .configuration import Configuration, NetworkOptions, flag, parse_model
-from .training import create_network, input_normalization, load_images, read_configuration
+from .training import (
+    create_network,
+    input_normalization,
+    load_images,
+    read_configuration,
+    restore_network,
+)
 
 Shape = tuple[int, ...]
 
 _OPTIONS_FOR_A_RUN = ("data_folder", "validation_size")
 _NETWORK = tuple(own.name for own in fields(NetworkOptions))
-_OR_A_NETWORK = "Or name a network (skipless models), or package.module:factory of your own."
-_OR_A_RUN = (
-    "List them with skipless models. Or name the folder of a run of skipless train, one of its "
-    "checkpoints, or package.module:factory of your own."
-)
 
 
-@dataclass(frozen=True)
-class Missing:
-    """Why there is no data, or no file of some kind; `remedy` says what to do about it."""
-
-    reason: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
-
-
-NO_DATA = Missing("no data given", "use --data")
+class Missing(str):
+    """Why there is no data, or no file of some kind, and what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +69,8 @@ class Candidate:
         split = self.data.train
         split = split.whole if isinstance(split, Subset) else split
         if isinstance(split, ArraySplit | ImageSplit):
-            listed = lambda t: ", ".join(f"{v:.6g}" for v in t.tolist())
-            first = f"bytes minus the mean {listed(split.mean)}, divided by {listed(split.std)}"
+            mean, std = (", ".join(f"{v:.6g}" for v in t.tolist()) for t in (split.mean, split.std))
+            first = f"bytes minus the mean {mean}, divided by {std}"
         else:
             first = f"standardised like the data set {self.data.name}"
         then = "" if self.normalize is None else "; then normalised per location"
@@ -124,35 +115,31 @@ def baseline(candidate: Candidate, against: str | None) -> Candidate | Missing:
 
     It is `against`, or that of the same depth and width with BatchNorm, ReLU and shortcuts.
     """
-    remedy = "name a network with --against"
-    if against is None and candidate.configuration is None:
-        return Missing(f"{candidate.name} is a network of your own", remedy)
-    own = candidate.configuration or Configuration()
-    if against is None and _is_standard(own):
-        return Missing("this is already the network with BatchNorm", remedy)
-    name = against or own.model
-    if parse_model(name) == "factory":
-        built = _build_candidate(name, {}, candidate.shape)
-        return replace(built, description=f"{name}, folded")
+    own_width = None
+    if against is None:
+        own, remedy = candidate.configuration, "name a network with --against"
+        if own is None:
+            return Missing(f"{candidate.name} is a network of your own; {remedy}")
+        norm = own.norm or ("none" if parse_name(own.model)[0] == "mlp" else "batch")
+        if (norm, own.shortcut_weight, own.method, own.activation) == ("batch", None, None, None):
+            return Missing(f"this is already the network with BatchNorm; {remedy}")
+        against, own_width = own.model, own.width
+    if parse_model(against) == "factory":
+        built = _build_candidate(against, {}, candidate.shape)
+        return replace(built, description=f"{against}, folded")
     with torch.no_grad():
         outputs = candidate.model.eval()(candidate.examples(1))
     channels, height, width = _image_shape(candidate.shape)
     model = create_model(
-        name,
+        against,
         num_classes=outputs[0].numel(),
         in_chans=channels,
         img_size=(height, width),
-        width=own.width if against is None else None,
+        width=own_width,
         norm="batch",
     )
-    description = f"{name} with BatchNorm, folded"
-    return replace(candidate, name=name, description=description, model=model)
-
-
-def _is_standard(given: Configuration) -> bool:
-    plain = (given.shortcut_weight, given.method, given.activation) == (None, None, None)
-    norm = given.norm or ("none" if parse_name(given.model)[0] == "mlp" else "batch")
-    return plain and norm == "batch"
+    description = f"{against} with BatchNorm, folded"
+    return replace(candidate, name=against, description=description, model=model)
 
 
 def _create_candidate(model: str, options: Mapping[str, object], shape: Shape | None) -> Candidate:
@@ -160,7 +147,10 @@ def _create_candidate(model: str, options: Mapping[str, object], shape: Shape | 
     try:
         parse_name(model)
     except ValueError as error:
-        raise ValueError(f"{error} {_OR_A_RUN}") from None
+        raise ValueError(
+            f"{error} List them with skipless models. Or name the folder of a run of skipless "
+            "train, one of its checkpoints, or package.module:factory of your own."
+        ) from None
     configuration = Configuration.of({"model": model, **options})
     data = _load_named_data(configuration, options, shape)
     classes, default = (1000, (3, 224, 224)) if model.startswith("resnet") else (10, (3, 32, 32))
@@ -170,15 +160,8 @@ def _create_candidate(model: str, options: Mapping[str, object], shape: Shape | 
         shape = (3, configuration.image_size, configuration.image_size)
     shape = _image_shape(shape or default)
     torch.manual_seed(configuration.seed)
-    return Candidate(
-        model,
-        f"{model}{_format_options(configuration)}, random weights",
-        create_network(configuration, shape, classes),
-        _input_shape(configuration, shape),
-        data,
-        input_normalization(configuration),
-        configuration,
-    )
+    network = create_network(configuration, shape, classes)
+    return _candidate_of(configuration, network, "random weights", shape, data)
 
 
 def _read_candidate(
@@ -188,7 +171,9 @@ def _read_candidate(
     try:
         run, checkpoint = find_checkpoint(path)
     except (FileNotFoundError, ValueError) as error:
-        raise type(error)(f"{error} {_OR_A_NETWORK}") from None
+        raise type(error)(
+            f"{error} Or name a network (skipless models), or package.module:factory of your own."
+        ) from None
     weights, averaged = _read_weights(path, checkpoint, average)
     for name in options:
         if name not in _OPTIONS_FOR_A_RUN:
@@ -206,19 +191,28 @@ def _read_candidate(
                 "without data, such as --input 3,32,32."
             ) from error
     shape = _image_shape(shape)
-    try:
-        model = create_network(configuration, shape, classes)
-        model.load_state_dict(weights.tensors)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"The weights of {path} do not fit the network that {run / RUN} describes for samples "
-            f"of {'x'.join(map(str, shape))}: {' '.join(str(error).split())[:300].rstrip('.')}. "
-            "Restore it, or name another run."
-        ) from error
+    fault = (
+        f"The weights of {path} do not fit the network that {run / RUN} describes for samples of "
+        f"{'x'.join(map(str, shape))}"
+    )
+    model = restore_network(configuration, shape, classes, weights, fault)
+    origin = f"{'averaged ' * averaged}weights of {path}, step {weights.step}"
+    return _candidate_of(configuration, model, origin, shape, data)
+
+
+def _candidate_of(
+    configuration: Configuration,
+    model: nn.Module,
+    weights: str,
+    shape: tuple[int, int, int],
+    data: Data | Missing,
+) -> Candidate:
+    """A network of ours, whose description names the options that are not the default."""
+    given = {n: v for n in _NETWORK[1:] if (v := getattr(configuration, n)) not in (None, False)}
+    words = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given.items())
     return Candidate(
         configuration.model,
-        f"{configuration.model}{_format_options(configuration)}, {'averaged ' * averaged}weights "
-        f"of {path}, step {weights.step}",
+        f"{configuration.model}{f' ({words})' * bool(words)}, {weights}",
         model,
         _input_shape(configuration, shape),
         data,
@@ -356,7 +350,7 @@ def _load_named_data(
         for name in _OPTIONS_FOR_A_RUN:
             if name in options:
                 raise ValueError(f"{flag(name)} needs --data")
-        return NO_DATA
+        return Missing("no data given; use --data")
     if shape is not None:
         raise ValueError(f"--input does not apply to {configuration.data}, which sets the shape")
     return load_images(configuration)
@@ -374,10 +368,3 @@ def _image_shape(shape: Shape) -> tuple[int, int, int]:
 def _input_shape(configuration: Configuration, shape: tuple[int, int, int]) -> Shape:
     """The shape that the network reads, where a sample has `shape`."""
     return shape[0] + (configuration.normalize == "location"), *shape[1:]
-
-
-def _format_options(configuration: Configuration) -> str:
-    """The options of the network that are not the default, in brackets."""
-    given = {n: v for n in _NETWORK[1:] if (v := getattr(configuration, n)) not in (None, False)}
-    words = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given.items())
-    return f" ({words})" if words else ""

@@ -19,7 +19,7 @@ from skipless.core.measure import Check, Comparison
 from skipless.core.solution import Method, Solution
 from skipless.core.solve import solve
 from skipless.report.figures import KernelCurve, KernelPanel, draw_kernels
-from skipless.torch import ShapedActivation, check
+from skipless.torch import ShapedActivation, check, convert
 from skipless.torch.init import Distribution, threads
 
 from .candidates import call_factory, import_factory
@@ -48,9 +48,9 @@ class ShapingOptions:
 
 @dataclass(frozen=True)
 class NetworkFamily:
-    """Networks of one kind: `build` returns that of a width, or the only one, of width None.
+    """Networks of one kind by width, or the only one, of width None.
 
-    A network comes with an example of its input and the solution that shaped it.
+    Each comes with an example of its input and the solution that shaped it.
     """
 
     build: Callable[[int | None], tuple[nn.Module, Tensor, Solution]]
@@ -69,14 +69,10 @@ def build_mlp(depth: int, width: int, solution: Solution) -> nn.Sequential:
 def build_family(
     model: str, shaping: ShapingOptions, widths: Sequence[int], shape: Sequence[int] | None
 ) -> NetworkFamily:
-    """The networks of a MODEL argument.
+    """The networks of a MODEL argument: mlp:DEPTH, or package.module:factory.
 
-    Args:
-        model: mlp:DEPTH, or package.module:factory, which returns a module, or one and an example.
-            A factory with a parameter `width` is called with each of the widths.
-        shaping: How to shape them.
-        widths: Widths to check; by default those of `DEFAULT_WIDTHS` for a chain.
-        shape: Shape of a sample, if the factory returns no example.
+    A factory returns a module, or one and an example; otherwise `shape` is that of a sample. If it
+    has a parameter `width`, it is called with each of the widths.
     """
     if parse_model(model) == "factory":
         return _factory_family(model, shaping, sorted(widths), shape)
@@ -104,8 +100,6 @@ def _factory_family(
         )
 
     def build(width: int | None) -> tuple[nn.Module, Tensor, Solution]:
-        from skipless.torch.convert import convert
-
         arguments = {} if width is None else {"width": width}
         model, example = call_factory(path, factory, arguments, shape)
         converted = convert(
@@ -161,16 +155,13 @@ def panel(
     bars: Literal["error", "spread"],
 ) -> KernelPanel:
     """Checks at several widths as a panel of a figure; the prediction is that of the last."""
-    rows = [layers(found) for found in checks.values()]
-    curves = [
-        KernelCurve(
-            label,
-            np.array([getattr(row.measured, quantity).mean for row in own]),
-            np.array([getattr(getattr(row.measured, quantity), bars) for row in own]),
-        )
-        for label, own in zip(checks, rows, strict=True)
-    ]
-    predicted = np.array([getattr(row.predicted, quantity) for row in rows[-1]])
+    curves, predicted = [], np.array([])
+    for label, found in checks.items():
+        rows = layers(found)
+        measured = [getattr(row.measured, quantity) for row in rows]
+        spans = np.array([getattr(value, bars) for value in measured])
+        curves.append(KernelCurve(label, np.array([value.mean for value in measured]), spans))
+        predicted = np.array([getattr(row.predicted, quantity) for row in rows])
     return KernelPanel(title, f"{quantity} value", predicted, tuple(curves))
 
 
@@ -182,17 +173,7 @@ def format_checks(
     panels = [panel(f"{name} by layer", named, name, bars="error") for name in ("c", "q")]
     draw_kernels(panels, f"{model}, measured and predicted", figure)
     if as_json:
-        return json.dumps(_as_json(checks, model, figure), indent=2)
-    tables = [f"{label}: {found}" for label, found in named.items()]
-    return "\n\n".join([*tables, str(figure)])
-
-
-def _as_json(checks: Mapping[int | None, Check], model: str, figure: Path) -> dict[str, object]:
-    return {
-        "model": model,
-        "agrees": list(checks.values())[-1].agrees,
-        "figure": str(figure),
-        "widths": [
+        widths = [
             {
                 "width": width,
                 "agrees": found.agrees,
@@ -202,20 +183,19 @@ def _as_json(checks: Mapping[int | None, Check], model: str, figure: Path) -> di
                 "nodes": [_node_as_json(row) for row in found.comparisons],
             }
             for width, found in checks.items()
-        ],
-    }
+        ]
+        head = {"model": model, "agrees": widths[-1]["agrees"], "figure": str(figure)}
+        return json.dumps({**head, "widths": widths}, indent=2)
+    tables = [f"{label}: {found}" for label, found in named.items()]
+    return "\n\n".join([*tables, str(figure)])
 
 
 def _node_as_json(row: Comparison) -> dict[str, object]:
-    m = row.measured
-    values = {
-        "q_predicted": row.predicted.q,
-        "q": m.q.mean,
-        "q_error": m.q.error,
-        "c_predicted": row.predicted.c,
-        "c": m.c.mean,
-        "c_error": m.c.error,
-    }
+    m, values = row.measured, {}
+    for name in ("q", "c"):
+        found = getattr(m, name)
+        values[f"{name}_predicted"] = getattr(row.predicted, name)
+        values |= {name: found.mean, f"{name}_error": found.error}
     known = {key: None if math.isnan(value) else value for key, value in values.items()}
     return {"node": m.node, "kind": m.kind, "origin": m.origin, **known, "agrees": row.agrees}
 

@@ -56,8 +56,6 @@ _LEFT_OUT = {
     INT8: "INT8 is left out",
 }
 
-OnStep = Callable[[str], object]
-
 
 @dataclass(frozen=True)
 class DeployRequest:
@@ -117,7 +115,7 @@ class Deployment:
 
     def as_mapping(self) -> dict[str, object]:
         """Everything by name, in types that JSON has."""
-        return {**asdict(self), "missing": {kind: str(why) for kind, why in self.missing.items()}}
+        return asdict(self)
 
 
 def load_batches(
@@ -139,21 +137,22 @@ def measure_accuracy(
 ) -> dict[str, Accuracy]:
     """The accuracy of each file on the same samples."""
     sessions = [open_session(path) for path in paths.values()]
-    right, same, samples = [0] * len(sessions), [0] * len(sessions), 0
+    right, same = [], []  # by batch: for each file, which samples
     for images, labels in batches:
-        answers = [run_session(running, images).argmax(1) for running in sessions]
-        samples += len(labels)
-        for number, answer in enumerate(answers):
-            right[number] += int((answer == labels).sum())
-            same[number] += int((answer == answers[0]).sum())
+        answers = np.array([run_session(session, images).argmax(1) for session in sessions])
+        right.append(answers == labels)
+        same.append(answers == answers[0])
+    top1, agreement = (np.hstack(found) for found in (right, same))
     return {
-        name: Accuracy(r / samples, a / samples, samples)
-        for name, r, a in zip(paths, right, same, strict=True)
+        name: Accuracy(float(r.mean()), float(a.mean()), r.size)
+        for name, r, a in zip(paths, top1, agreement, strict=True)
     }
 
 
 def deploy(
-    candidate: Candidate, request: DeployRequest, on_step: OnStep = lambda step: None
+    candidate: Candidate,
+    request: DeployRequest,
+    on_step: Callable[[str], object] = lambda step: None,
 ) -> Deployment:
     """Writes the files of `candidate` and measures them; `on_step` hears of every step."""
     require_onnx()
@@ -171,7 +170,11 @@ class _Files:
     """The files of one deployment, as they are written."""
 
     def __init__(
-        self, candidate: Candidate, request: DeployRequest, scratch: Path, on_step: OnStep
+        self,
+        candidate: Candidate,
+        request: DeployRequest,
+        scratch: Path,
+        on_step: Callable[[str], object],
     ) -> None:
         self.candidate, self.request = candidate, request
         self.scratch, self.on_step = scratch, on_step
@@ -189,7 +192,9 @@ class _Files:
         self.on_step("exporting the folded network")
         path = export(model, self.batch, self.request.output / "model.onnx")
         self._add(FOLDED, "folded", path, folded)
-        difference, largest = self._compare_outputs(model, path)
+        with torch.no_grad():
+            expected = model(self.batch).numpy()
+        found = run_session(open_session(path), self.batch.numpy())
         accuracy = self._quantize(folded)
         self._write_baseline()
         figures = self._measure_files()
@@ -203,8 +208,8 @@ class _Files:
             self.request.batch_size,
             figures,
             tuple(remaining),
-            difference,
-            largest,
+            float(np.abs(found - expected).max()),
+            float(np.abs(expected).max()),
             accuracy,
             self.missing,
         )
@@ -255,13 +260,6 @@ class _Files:
         batches = load_batches(data.validation, normalize, _MOST)
         return measure_accuracy({kind: self.paths[kind] for kind in kinds}, batches)
 
-    def _compare_outputs(self, model: nn.Module, path: Path) -> tuple[float, float]:
-        """The largest difference between a file and its model, and the largest output."""
-        with torch.no_grad():
-            expected = model(self.batch)
-        found = torch.from_numpy(run_session(open_session(path), self.batch.numpy()))
-        return float((found - expected).abs().max()), float(expected.abs().max())
-
     def _measure_files(self) -> dict[str, FileMetrics]:
         times = {}
         for threads in dict.fromkeys((1, cores())):
@@ -269,18 +267,18 @@ class _Files:
             times[threads] = measure_latencies(
                 self.paths, self.batch.numpy(), threads=threads, seconds=self.request.seconds
             )
-        figures = {}
-        for kind in self.paths:
-            self.on_step(f"counting the memory of {self.names[kind]}")
-            figures[kind] = self._measure_file(kind, {n: of[kind] for n, of in times.items()})
-        return figures
+        return {
+            kind: self._measure_file(kind, {n: of[kind] for n, of in times.items()})
+            for kind in self.paths
+        }
 
     def _measure_file(self, kind: str, latency: Mapping[int, float]) -> FileMetrics:
-        path = self.paths[kind]
+        path, name = self.paths[kind], self.names[kind]
+        self.on_step(f"counting the memory of {name}")
         graph = read(path, self.request.batch_size)
         parts = (path, path.with_name(path.name + ".data"))
         disk = sum(part.stat().st_size for part in parts if part.exists())
-        metrics = FileMetrics(self.names[kind], self.parameters[kind], graph.kinds, disk, latency)
+        metrics = FileMetrics(name, self.parameters[kind], graph.kinds, disk, latency)
         if kind == INT8:
             return metrics
         try:
@@ -407,16 +405,14 @@ def _memory_verdict(given: Deployment) -> Verdict:
     if unknown:
         return Verdict(claim, None, f"Unknown for {', '.join(unknown)}.")
     counted = [f for f in given.figures.values() if f.peak_memory is not None]
+    confirmed = all(
+        abs((f.measured_peak_memory or 0) - (f.peak_memory or 0))
+        <= _CONFIRMS * (f.peak_memory or 0)
+        for f in counted
+    )
     unsearched = ", ".join(f.name for f in counted if not f.best_order)
     evidence = f"Too many orders to search, so the file's own is used: {unsearched}."
-    return Verdict(claim, all(map(_is_confirmed, counted)), evidence if unsearched else "")
-
-
-def _is_confirmed(metrics: FileMetrics) -> bool:
-    computed, measured = metrics.peak_memory, metrics.measured_peak_memory
-    if computed is None or measured is None:
-        return False
-    return abs(measured - computed) <= _CONFIRMS * computed
+    return Verdict(claim, confirmed, evidence if unsearched else "")
 
 
 def _known(metrics: FileMetrics, name: str, form: Callable[[int], str]) -> str:

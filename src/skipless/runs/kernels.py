@@ -8,8 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
-from typing import assert_never
 
 import numpy as np
 
@@ -29,15 +29,7 @@ _MOST_LAYERS = 100_000
 
 def default_activation(method: Method) -> str:
     """The activation that the paper mostly pairs with a method."""
-    match method:
-        case TAT():
-            return "leaky_relu"
-        case DKS():
-            return "softplus"
-        case EOC():
-            return "relu"
-        case _:
-            assert_never(method)
+    return {TAT: "leaky_relu", DKS: "softplus", EOC: "relu"}[type(method)]
 
 
 def label(method: Method, solution: Solution) -> str:
@@ -104,17 +96,15 @@ def report_runs(records: Sequence[Record]) -> Section:
     """The runs side by side; C maps that cannot be computed are left out with a warning."""
     names = {own.name for own in fields(NetworkOptions)}  # all else may be of another version
     curves: dict[Path, CMapCurve] = {}
-    known: dict[Configuration, CMapCurve | None] = {}
     problems: dict[str, Path] = {}
+    curve_of = cache(network_curve)
     for record in records:
         stored = record.run.get("configuration")
         if record.run.get("solution") is None or not isinstance(stored, dict):
             continue
         try:
             given = Configuration.of({k: v for k, v in stored.items() if k in names})
-            if given not in known:
-                known[given] = network_curve(given)
-            if (curve := known[given]) is not None:
+            if (curve := curve_of(given)) is not None:
                 curves[record.folder] = curve
         except (ValueError, ArithmeticError, OSError, ImportError) as error:
             problems.setdefault(str(error), record.folder)
@@ -138,9 +128,8 @@ def build_graph(
         return _build_converted(model, shortcut_weight, shape)
     if shape is not None:
         raise ValueError(f"--input does not apply to {model}, whose graph has no input shape")
-    if model.startswith("mlp:"):
-        return build_chain(model, shortcut_weight)
-    return _build_named(model, shortcut_weight)
+    build = build_chain if model.startswith("mlp:") else _build_named
+    return build(model, shortcut_weight)
 
 
 def build_chain(model: str, shortcut_weight: float | None, most: int = _MOST_LAYERS) -> Graph:

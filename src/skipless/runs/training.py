@@ -22,7 +22,7 @@ from skipless.record import RUN, Json, Record, write_run
 from skipless.tables import table
 from skipless.torch import normalize_per_location, normalize_per_sample
 from skipless.train.batches import Batches
-from skipless.train.checkpoint import find_checkpoint, load_weights
+from skipless.train.checkpoint import TrainedWeights, find_checkpoint, load_weights
 from skipless.train.data import Data, load_data
 from skipless.train.engine import Engine, RunStatus, Teacher
 from skipless.train.journal import provenance
@@ -173,6 +173,23 @@ def create_network(
     )
 
 
+def restore_network(
+    configuration: Configuration,
+    shape: tuple[int, int, int],
+    num_classes: int,
+    weights: TrainedWeights,
+    fault: str,
+) -> ResNet | MLP:
+    """The network of a configuration with trained weights; `fault` begins the error otherwise."""
+    try:
+        model = create_network(configuration, shape, num_classes)
+        model.load_state_dict(weights.tensors)
+    except (RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise ValueError(f"{fault}: {reason}. Restore it, or name another run.") from error
+    return model
+
+
 def input_normalization(options: DataOptions) -> Callable[[Tensor], Tensor] | None:
     """What scales inputs to q = 1, if anything does."""
     match options.normalize:
@@ -314,15 +331,11 @@ def _load_teacher(
     own = read_configuration(record)
     _require_same_inputs(configuration, own, record, data)
     weights = load_weights(checkpoint)
-    try:
-        model = create_network(own, data.shape, data.num_classes)
-        model.load_state_dict(weights.tensors)
-    except (RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise ValueError(
-            f"The teacher in {checkpoint} does not fit these images and classes, or {run / RUN} "
-            f"describes another network: {reason}. Name another teacher."
-        ) from None
+    fault = (
+        f"The teacher in {checkpoint} does not fit these images and classes, or {run / RUN} "
+        "describes another network"
+    )
+    model = restore_network(own, data.shape, data.num_classes, weights, fault)
     if own.data != configuration.data and process.is_main:
         warnings.warn(
             f"the teacher in {run} was trained on {own.data}, the student on {configuration.data}: "
