@@ -17,13 +17,7 @@ from skipless.onnx.writer import require_batch
 from skipless.record import RUN, Record
 from skipless.torch.normalize import normalize_per_sample
 from skipless.train.arrays import ArraySplit
-from skipless.train.checkpoint import (
-    AVERAGE,
-    MODEL,
-    TrainedWeights,
-    find_checkpoint,
-    load_weights,
-)
+from skipless.train.checkpoint import AVERAGE, MODEL, find_checkpoint, load_weights
 from skipless.train.data import Data, Subset
 from skipless.train.images import ImageSplit
 
@@ -174,7 +168,8 @@ def _read_candidate(
         raise type(error)(
             f"{error} Or name a network (skipless models), or package.module:factory of your own."
         ) from None
-    weights, averaged = _read_weights(path, checkpoint, average)
+    file = _weights_file(path, checkpoint, average)
+    weights = load_weights(file)
     for name in options:
         if name not in _OPTIONS_FOR_A_RUN:
             raise ValueError(f"{flag(name)} is already set by {path}. Drop the option.")
@@ -196,7 +191,7 @@ def _read_candidate(
         f"{'x'.join(map(str, shape))}"
     )
     model = restore_network(configuration, shape, classes, weights, fault)
-    origin = f"{'averaged ' * averaged}weights of {path}, step {weights.step}"
+    origin = f"{'averaged ' * (file.name == AVERAGE)}weights of {path}, step {weights.step}"
     return _candidate_of(configuration, model, origin, shape, data)
 
 
@@ -221,19 +216,18 @@ def _candidate_of(
     )
 
 
-def _read_weights(path: str, checkpoint: Path, average: bool) -> tuple[TrainedWeights, bool]:
-    """The weights of a checkpoint, or of the file in it; and whether they are averaged."""
+def _weights_file(path: str, checkpoint: Path, average: bool) -> Path:
+    """The file of weights in a checkpoint, or the file that `checkpoint` is."""
     if checkpoint.is_dir():
         checkpoint /= AVERAGE if average else MODEL
     elif average and checkpoint.name == MODEL:
         raise ValueError(f"--average does not apply to {path}, which is not averaged. Drop one.")
-    averaged = checkpoint.name == AVERAGE
-    if averaged and not checkpoint.is_file():
+    if checkpoint.name == AVERAGE and not checkpoint.is_file():
         raise ValueError(
             f"{path} has no moving average of its weights. Drop --average, or train with "
             "--average 0.999."
         )
-    return load_weights(checkpoint), averaged
+    return checkpoint
 
 
 def _build_candidate(path: str, options: Mapping[str, object], shape: Shape | None) -> Candidate:

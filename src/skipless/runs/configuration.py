@@ -252,17 +252,12 @@ def read_options(path: Path) -> dict[str, object]:
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"The configuration {path} {problem}. Name a file.")
+    parsers = {".toml": tomllib.loads, ".json": json.loads}
+    parsers |= dict.fromkeys((".yaml", ".yml"), _parse_yaml)
     try:
-        text = path.read_text(encoding="utf-8")
-        match path.suffix.lower():
-            case ".toml":
-                found: object = tomllib.loads(text)
-            case ".yaml" | ".yml":
-                found = _parse_yaml(text)
-            case ".json":
-                found = json.loads(text)
-            case _:
-                raise ValueError("its name must end in .toml, .yaml, .yml or .json")
+        if (parse := parsers.get(path.suffix.lower())) is None:
+            raise ValueError("its name must end in .toml, .yaml, .yml or .json")
+        found: object = parse(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"Cannot read the configuration {path}: {error}") from None
     if not isinstance(found, dict):

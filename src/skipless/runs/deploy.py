@@ -166,24 +166,22 @@ def deploy(
         return _Files(candidate, request, Path(scratch), on_step).deploy()
 
 
+@dataclass
 class _Files:
     """The files of one deployment, as they are written."""
 
-    def __init__(
-        self,
-        candidate: Candidate,
-        request: DeployRequest,
-        scratch: Path,
-        on_step: Callable[[str], object],
-    ) -> None:
-        self.candidate, self.request = candidate, request
-        self.scratch, self.on_step = scratch, on_step
-        self.batch = candidate.examples(request.batch_size)
-        self.baseline = baseline(candidate, request.against)
-        self.paths: dict[str, Path] = {}
-        self.names: dict[str, str] = {}
-        self.parameters: dict[str, int] = {}
-        self.missing: dict[str, Missing] = {}
+    candidate: Candidate
+    request: DeployRequest
+    scratch: Path
+    on_step: Callable[[str], object]
+    paths: dict[str, Path] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    parameters: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, Missing] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.batch = self.candidate.examples(self.request.batch_size)
+        self.baseline = baseline(self.candidate, self.request.against)
 
     def deploy(self) -> Deployment:
         model = self.candidate.model.eval()
@@ -242,8 +240,7 @@ class _Files:
         """The accuracies before and after, if there is data to quantise with."""
         path, before = self.request.output / "model.int8.onnx", self.paths[FOLDED]
         data = self.candidate.data
-        if self.request.int8 is False or isinstance(data, Missing):
-            path.unlink(missing_ok=True)  # perhaps of another network
+        path.unlink(missing_ok=True)  # perhaps of another network
         if isinstance(data, Missing):
             self.missing[INT8] = data
             return {}
@@ -386,17 +383,15 @@ def _verdicts(given: Deployment) -> Iterator[Verdict]:
             if saved
             else "as much.",
         )
-    claim = "INT8 loses no more than one point of top-1 accuracy."
-    if INT8 not in given.accuracy:
-        yield Verdict(claim, None, "")
-        return
-    before, after = given.accuracy[FOLDED], given.accuracy[INT8]
-    yield Verdict(
-        claim,
-        after.top1 >= before.top1 - _KEEPS,
-        f"{before.top1:.2%} before, {after.top1:.2%} after; {after.agreement:.2%} of the "
-        "predictions are the same.",
-    )
+    holds, evidence = None, ""
+    if (after := given.accuracy.get(INT8)) is not None:
+        before = given.accuracy[FOLDED].top1
+        holds = after.top1 >= before - _KEEPS
+        evidence = (
+            f"{before:.2%} before, {after.top1:.2%} after; {after.agreement:.2%} of the "
+            "predictions are the same."
+        )
+    yield Verdict("INT8 loses no more than one point of top-1 accuracy.", holds, evidence)
 
 
 def _memory_verdict(given: Deployment) -> Verdict:
@@ -405,11 +400,8 @@ def _memory_verdict(given: Deployment) -> Verdict:
     if unknown:
         return Verdict(claim, None, f"Unknown for {', '.join(unknown)}.")
     counted = [f for f in given.figures.values() if f.peak_memory is not None]
-    confirmed = all(
-        abs((f.measured_peak_memory or 0) - (f.peak_memory or 0))
-        <= _CONFIRMS * (f.peak_memory or 0)
-        for f in counted
-    )
+    pairs = ((f.peak_memory, f.measured_peak_memory) for f in counted)
+    confirmed = all(c and m and abs(m - c) <= _CONFIRMS * c for c, m in pairs)
     unsearched = ", ".join(f.name for f in counted if not f.best_order)
     evidence = f"Too many orders to search, so the file's own is used: {unsearched}."
     return Verdict(claim, confirmed, evidence if unsearched else "")

@@ -126,7 +126,9 @@ def build_run(configuration: Configuration, process: Process) -> Run:
         teacher.network.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
     workers = configuration.workers
     if workers is None:
-        workers = _default_workers() if data.train.slow else 0
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # that share this machine's cores
+        most = max(1, min(_MOST_WORKERS, cores() // processes - 1))
+        workers = most if data.train.slow else 0
     settings = replace(configuration, channels_last=channels_last, workers=workers)
     normalize = input_normalization(configuration)
     return Run(model, optimizer, data, settings, normalize, teacher, origin)
@@ -231,12 +233,6 @@ def _channels_last(configuration: Configuration, model: nn.Module, process: Proc
             "PyTorch gets wrong on CPUs with channels_last. Drop the option, or widen the network."
         )
     return configuration.channels_last
-
-
-def _default_workers() -> int:
-    """This machine's cores, less one, for each of the processes that train on it."""
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return max(1, min(_MOST_WORKERS, cores() // processes - 1))
 
 
 def _require_free_folder(output: Path, process: Process, resume: bool) -> None:
@@ -369,9 +365,7 @@ def _require_same_inputs(
 
 def _require_same_teacher(output: Path, origin: dict[str, Json] | None) -> None:
     """Raise if the run in `output`, which is about to resume, started with another teacher."""
-    if not (output / RUN).exists():
-        return
-    before = Record.read(output).run.get("teacher")
+    before = Record.read(output).run.get("teacher") if (output / RUN).exists() else None
     if not isinstance(before, dict):
         return
     if origin is None or origin["sha256"] != before.get("sha256"):
