@@ -76,10 +76,8 @@ def convert(
         native: Arguments that one framework alone has: `generator` in PyTorch, `rngs` in Flax,
             `seed` in Keras, and `function`.
     """
-    options: dict[str, object] = {"activation": activation, "clamp": clamp, **native}
-    if shortcut_weight is not None:
-        options["shortcut_weight"] = shortcut_weight
-    return _room(model, (example,)).convert(model, example, method, **options)
+    options = {"activation": activation, "shortcut_weight": shortcut_weight, "clamp": clamp}
+    return _room(model, (example,)).convert(model, example, method, **options, **native)
 
 
 def check(

@@ -78,7 +78,7 @@ def train(
     if dry_run:
         with print_warnings(), _explain_out_of_memory():
             run, memory = training.dry_run(configuration)
-        click.echo(training.format_dry_run(configuration, run, memory))
+        click.echo(training.format_dry_run(run, memory))
         return 0
     words = f"{configuration.model}-{configuration.data}".replace(":", "").replace("/", "_")
     folder = output or Path("runs") / f"{datetime.now():%Y-%m-%dT%H-%M-%S}-{words}"

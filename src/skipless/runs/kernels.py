@@ -15,6 +15,7 @@ import numpy as np
 
 from skipless.core.graph import Graph, Nonlinearity
 from skipless.core.network import fold, propagate
+from skipless.core.rescale import normalised_weights, reweight, to_residual_form
 from skipless.core.solution import DKS, EOC, TAT, Method, Solution
 from skipless.core.solve import solve
 from skipless.record import Record
@@ -125,11 +126,31 @@ def build_graph(
     Graph(201 nodes, 100 activations, depth 100)
     """
     if parse_model(model) == "factory":
-        return _build_converted(model, shortcut_weight, shape)
+        from skipless.torch.trace import trace
+
+        from .candidates import call_factory, import_factory
+
+        graph = to_residual_form(trace(*call_factory(model, import_factory(model), {}, shape)))
+        return reweight(graph, normalised_weights(graph, shortcut_weight))
     if shape is not None:
         raise ValueError(f"--input does not apply to {model}, whose graph has no input shape")
-    build = build_chain if model.startswith("mlp:") else _build_named
-    return build(model, shortcut_weight)
+    if model.startswith("mlp:"):
+        return build_chain(model, shortcut_weight)
+
+    from skipless.models import create_model
+    from skipless.models.create import parse_name
+
+    has_shortcuts = parse_name(model)[0] != "mlp"
+    network = create_model(
+        model,
+        width=1 / 16 if has_shortcuts else 1,  # thin, as only its graph is needed
+        img_size=32,
+        num_classes=2,
+        shortcut_weight=0.0 if has_shortcuts and shortcut_weight is None else shortcut_weight,
+        method=EOC(),
+    )
+    assert network.shaping is not None
+    return network.shaping.graph
 
 
 def build_chain(model: str, shortcut_weight: float | None, most: int = _MOST_LAYERS) -> Graph:
@@ -140,34 +161,3 @@ def build_chain(model: str, shortcut_weight: float | None, most: int = _MOST_LAY
     if shortcut_weight is not None:
         raise ValueError(f"{model} has no shortcuts: drop the shortcut weight {shortcut_weight:g}")
     return Graph.chain(int(text))
-
-
-def _build_named(model: str, shortcut_weight: float | None) -> Graph:
-    from skipless.models import create_model
-    from skipless.models.create import parse_name
-
-    has_shortcuts = parse_name(model)[0] != "mlp"
-    if has_shortcuts and shortcut_weight is None:
-        shortcut_weight = 0.0
-    network = create_model(
-        model,
-        width=1 / 16 if has_shortcuts else 1,  # thin, as only its graph is needed
-        img_size=32,
-        num_classes=2,
-        shortcut_weight=shortcut_weight,
-        method=EOC(),
-    )
-    assert network.shaping is not None
-    return network.shaping.graph
-
-
-def _build_converted(
-    model: str, shortcut_weight: float | None, shape: Sequence[int] | None
-) -> Graph:
-    from skipless.core.rescale import normalised_weights, reweight, to_residual_form
-    from skipless.torch.trace import trace
-
-    from .candidates import call_factory, import_factory
-
-    graph = to_residual_form(trace(*call_factory(model, import_factory(model), {}, shape)))
-    return reweight(graph, normalised_weights(graph, shortcut_weight))

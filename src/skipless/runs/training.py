@@ -28,7 +28,6 @@ from skipless.train.engine import Engine, RunStatus, Teacher
 from skipless.train.journal import provenance
 from skipless.train.memory import TrainingMemory, estimate_memory
 from skipless.train.process import Process, cores, process_group
-from skipless.train.settings import Settings
 
 from .configuration import Configuration, DataOptions, flag, options
 
@@ -48,7 +47,7 @@ _COSINES = (-1.0, 0.0, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class Run:
-    """All parts of a run, built from its configuration.
+    """All parts of a run; `settings` are its configuration, with the defaults that depend on it.
 
     `teacher_origin` identifies the teacher in `run.json`: its run, step and checksum.
     """
@@ -56,7 +55,7 @@ class Run:
     model: ResNet | MLP
     optimizer: Optimizer
     data: Data
-    settings: Settings
+    settings: Configuration
     normalize: Callable[[Tensor], Tensor] | None
     teacher: Teacher | None = None
     teacher_origin: dict[str, Json] | None = None
@@ -111,11 +110,11 @@ def build_run(configuration: Configuration, process: Process) -> Run:
     layout = torch.channels_last if channels_last else torch.preserve_format
     model = model.to(process.device)
     model = model.to(memory_format=layout)  # pyright: ignore[reportCallIssue] - torch takes it
-    lr = configuration.lr
+    lr = DEFAULT_RATES[configuration.optimizer] if configuration.lr is None else configuration.lr
     optimizer = create_optimizer(
         configuration.optimizer,
         model,
-        lr=DEFAULT_RATES[configuration.optimizer] if lr is None else lr,
+        lr=lr,
         momentum=configuration.momentum,
         l2=configuration.l2,
         nesterov=configuration.nesterov,
@@ -129,7 +128,7 @@ def build_run(configuration: Configuration, process: Process) -> Run:
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # that share this machine's cores
         most = max(1, min(_MOST_WORKERS, cores() // processes - 1))
         workers = most if data.train.slow else 0
-    settings = replace(configuration, channels_last=channels_last, workers=workers)
+    settings = replace(configuration, lr=lr, channels_last=channels_last, workers=workers)
     normalize = input_normalization(configuration)
     return Run(model, optimizer, data, settings, normalize, teacher, origin)
 
@@ -377,18 +376,16 @@ def _require_same_teacher(output: Path, origin: dict[str, Json] | None) -> None:
         )
 
 
-def format_dry_run(configuration: Configuration, run: Run, memory: TrainingMemory) -> str:
+def format_dry_run(run: Run, memory: TrainingMemory) -> str:
     """The resolved configuration, the network, its C map and the memory, as text."""
-    values = {**configuration.as_mapping(), "channels_last": run.settings.channels_last}
-    values["workers"] = run.settings.workers
-    if configuration.lr is None:
-        values["lr"] = DEFAULT_RATES[configuration.optimizer]
-    words = {"True": "yes", "False": "no"}
-    given = {name: str(value) for name, value in values.items() if value is not None}
-    rows = [[name, words.get(value, value)] for name, value in given.items()]
-    classes = run.settings.classes_per_batch
-    batches = Batches(run.data.train, run.settings.batch_size, classes_per_batch=classes)
-    total = run.settings.steps or run.settings.epochs * batches.steps
+    given, words = run.settings, {"True": "yes", "False": "no"}
+    rows = [
+        [name, words.get(str(value), str(value))]
+        for name, value in given.as_mapping().items()
+        if value is not None
+    ]
+    batches = Batches(run.data.train, given.batch_size, classes_per_batch=given.classes_per_batch)
+    total = given.steps or given.epochs * batches.steps
     return "\n\n".join(
         [
             table(["option", "value"], rows),
