@@ -32,7 +32,7 @@ def settings_of(optimizer: KFAC) -> dict[str, Any]:
     estimate = optimizer._estimate
     own = {name: getattr(optimizer, name) for name in (*PRESET, "curvature_ema")}
     names = ("fisher", "input_stride", "eigenbasis", "seed")
-    return own | timing | {name: getattr(estimate, name) for name in names}
+    return own | timing | {name: getattr(estimate.settings, name) for name in names}
 
 
 # What is given, and all that differs then from what is usual.

@@ -116,18 +116,15 @@ def _build(
                 group["orthogonalize"] = group["name"] == "weights"
             return MuonAdamW(groups, lr, momentum, nesterov=nesterov is not False)
         case _:
-            return _soap(groups, lr, momentum)
-
-
-def _soap(groups: list[dict[str, Any]], lr: float, momentum: float) -> Optimizer:
-    try:
-        from pytorch_optimizer import SOAP
-    except ModuleNotFoundError as missing:
-        raise ImportError(
-            f"soap needs {missing.name}, which is not installed: pip install 'skipless[train]'"
-        ) from None
-    # merge_dims stays off: it joins outputs with inputs, and fails on small convolutions.
-    return SOAP(groups, lr=lr, betas=(momentum, 0.95))
+            try:
+                from pytorch_optimizer import SOAP
+            except ModuleNotFoundError as missing:
+                raise ImportError(
+                    f"soap needs {missing.name}, which is not installed: "
+                    "pip install 'skipless[train]'"
+                ) from None
+            # merge_dims stays off: it joins outputs with inputs, and fails on small convolutions.
+            return SOAP(groups, lr=lr, betas=(momentum, 0.95))
 
 
 def _can_fuse(model: nn.Module) -> bool:

@@ -17,16 +17,16 @@ leaves it. So after the rate drops, older and larger steps take a while to decay
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
+
+from .groups import GroupwiseOptimizer, by_dtype_and_device, with_gradients
 
 
-class LARS(Optimizer):
+class LARS(GroupwiseOptimizer):
     """LARS as Optax defines it.
 
     Every setting may differ between groups of parameters. `trust_coefficient=None` disables the
@@ -65,23 +65,9 @@ class LARS(Optimizer):
                 raise ValueError(f"{name} must be >= 0, got {value}")
         super().__init__(params, {**settings, "nesterov": nesterov})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Performs one step and returns the closure's loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for params in _by_device_and_dtype(group["params"]):
-                self._step_together(params, group)
-        return loss
+    def _step_group(self, group: dict[str, Any]) -> None:
+        for params in by_dtype_and_device(with_gradients(group, "LARS")[0]):
+            self._step_together(params, group)
 
     def _step_together(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """Update parameters of one device and dtype, in a few operations for all of them."""
@@ -116,18 +102,3 @@ def _trust_ratios(
     # A parameter of length 0 would never move, and a step of length 0 has no direction.
     ratios = torch.where((lengths == 0) | (steps == 0), 1.0, ratios)
     return list(ratios.unbind())
-
-
-def _by_device_and_dtype(params: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The parameters that have gradients, grouped."""
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-    for param in params:
-        if param.grad is None:
-            continue
-        if param.grad.is_sparse:
-            raise ValueError(
-                f"LARS got a sparse gradient for a parameter of shape {tuple(param.shape)}. Use "
-                "nn.Embedding(..., sparse=False), or torch.optim.SGD for it."
-            )
-        groups[param.device, param.dtype].append(param)
-    return list(groups.values())

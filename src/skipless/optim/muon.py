@@ -13,21 +13,22 @@ one learning rate, on AdamW's scale, serves both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast, overload
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import AdamW, Muon
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
+
+from .groups import GroupwiseOptimizer, with_gradients
 
 
-class MuonAdamW(Optimizer):
+class MuonAdamW(GroupwiseOptimizer):
     """Muon on groups of weights with `orthogonalize=True`, AdamW on the others.
 
     `momentum` and `nesterov` are Muon's, `betas` and `eps` AdamW's; `lr` and the decoupled
     `weight_decay` are for both. Every setting may differ between groups.
 
+    >>> import torch
     >>> conv = torch.nn.Conv2d(3, 8, 3)
     >>> optimizer = MuonAdamW(
     ...     [{"params": [conv.weight]}, {"params": [conv.bias], "orthogonalize": False}], lr=1e-3
@@ -71,39 +72,17 @@ class MuonAdamW(Optimizer):
                 "into a group with orthogonalize=False."
             )
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Performs one step and returns the closure's loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            if group["orthogonalize"]:
-                self._step_matrices(group)
-            else:
-                self._adamw(group).step()
-        return loss
-
-    def _step_matrices(self, group: dict[str, Any]) -> None:
-        params = [p for p in group["params"] if p.grad is not None]
-        if any(cast(Tensor, p.grad).is_sparse for p in params):
-            raise ValueError(
-                "Muon got a sparse gradient. Use nn.Embedding(..., sparse=False), or "
-                "torch.optim.SparseAdam for it."
-            )
+    def _step_group(self, group: dict[str, Any]) -> None:
+        if not group["orthogonalize"]:
+            self._adamw(group).step()
+            return
+        params, gradients = with_gradients(group, "Muon")
         # This copies other layouts, such as channels_last, which costs little next to the
         # Newton-Schulz iteration and keeps steps and checkpoints the same for every layout.
         matrices = [p.detach().flatten(1) for p in params]
         muon = self._muon(group, matrices)
-        for param, matrix in zip(params, matrices, strict=True):
-            matrix.grad = cast(Tensor, param.grad).flatten(1)
+        for param, gradient, matrix in zip(params, gradients, matrices, strict=True):
+            matrix.grad = gradient.flatten(1)
             muon.state[matrix] = self.state[param]
         muon.step()
         for param, matrix in zip(params, matrices, strict=True):
@@ -114,12 +93,11 @@ class MuonAdamW(Optimizer):
     # source for checkpoints, copies, schedules and moves of the model.
 
     def _muon(self, group: dict[str, Any], matrices: list[Tensor]) -> Muon:
-        names = ("lr", "weight_decay", "momentum", "nesterov")
-        own = {name: group[name] for name in names}
+        own = {name: group[name] for name in ("lr", "weight_decay", "momentum", "nesterov")}
         return Muon([{"params": matrices}], adjust_lr_fn="match_rms_adamw", **own)
 
     def _adamw(self, group: dict[str, Any]) -> AdamW:
-        names = ("lr", "betas", "eps", "weight_decay")
-        adamw = AdamW([{"params": group["params"]}], **{name: group[name] for name in names})
+        own = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+        adamw = AdamW([{"params": group["params"]}], **own)
         adamw.state = self.state
         return adamw

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from .inverse import Damping, damped_inverses, eigenbases, factored_damping
 from .layers import FactoredLayer
 from .moments import at_least_float32
-from .processes import average_, balance, broadcast_, rank, world_size
+from .processes import average_, balance, broadcast_, means, rank, world_size
 
 CACHED_BYTES = 2 * 2**20  # of matrices that stay in a core's cache from one product to the next
 
@@ -51,11 +51,11 @@ class CurvatureBlock:
 
     @property
     def factors(self) -> tuple[Tensor, Tensor]:
-        return self.inputs, self.outputs
+        return self.outputs, self.inputs
 
     @property
     def cost(self) -> float:
-        return sum(_inversion_cost(factor) for factor in self.factors if factor.ndim == 3)
+        return sum(map(_inversion_cost, self.factors))
 
     def update(self, inputs: Tensor, outputs: Tensor, ema: float) -> None:
         """Adds new factors to the running means."""
@@ -94,13 +94,21 @@ class StackedInverses(ABC):
         self.left: Tensor = self._zeros(blocks[0].outputs.shape[1:])
         self.right: Tensor = self._zeros(blocks[0].inputs.shape[1:])
 
-    @abstractmethod
+        self.results: tuple[tuple[Tensor, ...], ...] = (self.left,), (self.right,)
+        self.saved: dict[str, Tensor] = {}
+
     def tensors(self, block: CurvatureBlock) -> dict[str, Tensor]:
         """The state of a layer, by name, to be saved and loaded in place."""
+        return {name: tensor[self.slices[block]] for name, tensor in self.saved.items()}
 
-    @abstractmethod
-    def tasks(self, block: CurvatureBlock, damping: float) -> list[Task]:
+    def tasks(self, block: CurvatureBlock, damping: float | None) -> list[Task]:
         """What has to be computed from a layer's factors."""
+        own = self.slices[block]
+        dampings = (None, None) if damping is None else factored_damping(*block.factors, damping)
+        return [
+            Task(factor, tuple(tensor[own] for tensor in results), by)
+            for factor, results, by in zip(block.factors, self.results, dampings, strict=True)
+        ]
 
     def finish(self, block: CurvatureBlock) -> None:
         """Called after the layer's tasks have run."""
@@ -148,20 +156,9 @@ class StackedInverses(ABC):
 class DampedInverses(StackedInverses):
     """Damped inverses of both factors."""
 
-    def tensors(self, block: CurvatureBlock) -> dict[str, Tensor]:
-        own = self.slices[block]
-        return {"inverse_outputs": self.left[own], "inverse_inputs": self.right[own]}
-
-    def tasks(self, block: CurvatureBlock, damping: float) -> list[Task]:
-        own = self.slices[block]
-        of_inputs, of_outputs = factored_damping(block.inputs, block.outputs, damping)
-        tasks = [Task(block.outputs, (self.left[own],), of_outputs)]
-        if block.layer.diagonal:
-            damped = block.inputs * of_inputs.scale[:, None] + of_inputs.shift[:, None]
-            self.right[own] = damped.reciprocal()
-        else:
-            tasks.append(Task(block.inputs, (self.right[own],), of_inputs))
-        return tasks
+    def __init__(self, blocks: Sequence[CurvatureBlock]) -> None:
+        super().__init__(blocks)
+        self.saved = {"inverse_outputs": self.left, "inverse_inputs": self.right}
 
     def solve(self, blocks: Sequence[CurvatureBlock], matrices: Tensor, damping: float) -> Tensor:
         left, right = (self._select(blocks, tensor) for tensor in (self.left, self.right))
@@ -176,23 +173,15 @@ class Eigenbases(StackedInverses):
         self.left_values = self._zeros(blocks[0].outputs.shape[1:2])
         self.right_values = self._zeros(blocks[0].inputs.shape[1:2])
         self.scales = self._zeros(blocks[0].layer.shape)
-
-    def tensors(self, block: CurvatureBlock) -> dict[str, Tensor]:
-        own = self.slices[block]
-        return {
-            "axes_outputs": self.left[own],
-            "axes_inputs": self.right[own],
-            "scales": self.scales[own],
+        self.results = (self.left, self.left_values), (self.right, self.right_values)
+        self.saved = {
+            "axes_outputs": self.left,
+            "axes_inputs": self.right,
+            "scales": self.scales,
         }
 
-    def tasks(self, block: CurvatureBlock, damping: float) -> list[Task]:
-        own = self.slices[block]
-        tasks = [Task(block.outputs, (self.left[own], self.left_values[own]))]
-        if block.layer.diagonal:
-            self.right[own], self.right_values[own] = 1.0, block.inputs
-        else:
-            tasks.append(Task(block.inputs, (self.right[own], self.right_values[own])))
-        return tasks
+    def tasks(self, block: CurvatureBlock, damping: float | None) -> list[Task]:
+        return super().tasks(block, None)
 
     def finish(self, block: CurvatureBlock) -> None:
         super().finish(block)
@@ -225,18 +214,16 @@ def run_tasks(tasks: Sequence[Task], warn: Callable[[str], None]) -> None:
     by_size: dict[object, list[Task]] = {}
     for task in tasks:
         factor = task.factor
-        by_size.setdefault((factor.shape[-1], factor.dtype, factor.device), []).append(task)
+        by_size.setdefault((factor.shape[1:], factor.dtype, factor.device), []).append(task)
     for group in by_size.values():
         factors = torch.cat([task.factor for task in group])
         damped = [task.damping for task in group if task.damping is not None]
         if damped:
-            scale = torch.cat([damping.scale for damping in damped])
-            shift = torch.cat([damping.shift for damping in damped])
+            damping = Damping(*map(torch.cat, zip(*damped, strict=True)))
             previous = torch.cat([task.results[0] for task in group])
-            found = (damped_inverses(factors, Damping(scale, shift), previous, warn),)
+            found = (damped_inverses(factors, damping, previous, warn),)
         else:
-            values, vectors = eigenbases(factors)
-            found = (vectors, values)
+            found = eigenbases(factors)
         pieces = [whole.split([len(task.factor) for task in group]) for whole in found]
         for number, task in enumerate(group):
             for result, piece in zip(task.results, pieces, strict=True):
@@ -244,7 +231,7 @@ def run_tasks(tasks: Sequence[Task], warn: Callable[[str], None]) -> None:
 
 
 def _inversion_cost(factor: Tensor) -> float:
-    return float(factor.shape[0] * factor.shape[-1] ** 3)  # in any unit
+    return float(len(factor) * factor.shape[-1] ** 3 if factor.ndim == 3 else 0)  # in any unit
 
 
 def _times(matrices: Tensor, right: Tensor) -> Tensor:
@@ -268,19 +255,19 @@ class Blocks:
         stack: type[StackedInverses] = Eigenbases if eigenbasis else DampedInverses
         self._stacks = [stack(blocks) for blocks in alike.values()]
         self._stack_of = {block: stack for stack in self._stacks for block in stack.blocks}
+        self._eigenbases = {
+            block: own for block, own in self._stack_of.items() if isinstance(own, Eigenbases)
+        }
 
     @property
     def all(self) -> list[CurvatureBlock]:
         """The blocks, in the order of the network."""
         return list(self.of_layer.values())
 
-    def in_bins(self, bins: int) -> list[list[CurvatureBlock]]:
-        """The blocks in that many parts that take about the same time to invert."""
+    def in_bin(self, number: int, bins: int) -> list[CurvatureBlock]:
+        """One of that many parts of the blocks, which take about the same time to invert."""
         chosen = balance([block.cost for block in self.all], bins)
-        return [
-            [block for block, own in zip(self.all, chosen, strict=True) if own == number]
-            for number in range(bins)
-        ]
+        return [block for block, own in zip(self.all, chosen, strict=True) if own == number]
 
     def refresh(self, blocks: Sequence[CurvatureBlock], damping: float) -> None:
         """Inverts factors, each on one of the processes, which sends the others its results."""
@@ -298,12 +285,10 @@ class Blocks:
         """Averages the running means over processes; a layer may be new to some of them."""
         if world_size() == 1 or not blocks:
             return
-        own = [block.weight for block in blocks]
-        weights = torch.tensor(own, dtype=torch.float64, device=blocks[0].outputs.device)
-        average_([weights])
-        for block, weight, mean in zip(blocks, own, weights.tolist(), strict=True):
+        weights = means([block.weight for block in blocks], blocks[0].outputs.device)
+        for block, mean in zip(blocks, weights, strict=True):
             for factor in block.factors:
-                factor.mul_(weight / mean if mean else 0.0)
+                factor.mul_(block.weight / mean if mean else 0.0)
             block.weight = mean
         average_([factor for block in blocks for factor in block.factors])
 
@@ -329,8 +314,8 @@ class Blocks:
         """Squares along eigenvectors, if there are any, of gradients of sums of sampled losses."""
         return {
             block: stack.squares(block, block.layer.matrices(values))
-            for block, stack in self._stack_of.items()
-            if isinstance(stack, Eigenbases) and block.is_inverted
+            for block, stack in self._eigenbases.items()
+            if block.is_inverted
         }
 
     def measure_scales(
@@ -338,9 +323,7 @@ class Blocks:
     ) -> None:
         """Adds squares along eigenvectors, of the sum of that many losses."""
         for block, own in squares.items():
-            stack = self._stack_of[block]
-            if isinstance(stack, Eigenbases):
-                stack.measure(block, own, losses, ema)
+            self._eigenbases[block].measure(block, own, losses, ema)
 
     def state(self) -> dict[str, dict[str, Any]]:
         """The state to save, by the layers' names."""

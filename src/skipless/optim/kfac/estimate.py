@@ -8,33 +8,34 @@ it came from.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from skipless.optim.settings import Fisher, KFACSettings, Loss
+from skipless.optim.settings import KFACSettings
 
 from .blocks import Blocks, CurvatureBlock, Values
 from .checks import WarnOnce
 from .inverse import Diagonal
 from .layers import FactoredLayer, find_layers
 from .moments import Scratch, at_least_float32
-from .processes import any_process, average_, rank, world_size
-from .scores import (
-    LabelSampler,
-    backward_at,
-    empirical_scores,
-    exact_scores,
-    loss_count,
-    sampled_scores,
-)
+from .processes import any_process, average_, world_size
+from .scores import backward_at, fisher_scores, loss_count
 
 _OTHER_KINDS = "that are not of a plain Linear, convolution or Embedding alone"
-_SAVED = ("loss", "fisher", "input_stride", "seed")  # a saved state overrides these settings
+# Settings that a saved state overrides; some of them have other names there.
+_SAVED = ("loss", "fisher", "input_stride", "seed")
+_TIMING = {
+    "burn_in": "burn_in",
+    "curvature_period": "curvature_period",
+    "inverse_period": "inverse_period",
+    "spread": "spread_inverses",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +56,9 @@ class ForwardRecorder:
         self._versions: dict[FactoredLayer, int] = {}
         self._layers = weakref.WeakKeyDictionary(layers)
         own: weakref.ref[ForwardRecorder] = weakref.ref(self)
-        handles = [m.register_forward_hook(_Hook(own), with_kwargs=True) for m in layers]
-        self._remove = weakref.finalize(self, _remove_all, handles)
+        for module in layers:
+            handle = module.register_forward_hook(_Hook(own), with_kwargs=True)
+            weakref.finalize(self, handle.remove)
 
     def pop(self) -> list[LayerCall]:
         """Returns the recorded calls and forgets them."""
@@ -111,25 +113,13 @@ def _origin(output: Tensor) -> GradientEdge:
     return get_gradient_edge(base if base is not None and is_reshaped else output)
 
 
-def _remove_all(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
-
-
-@dataclass
-class _Moments:
-    """Sums over the calls of one layer."""
-
-    inputs: Tensor
-    rows: int
-    outputs: Tensor
-
-
 @dataclass
 class _Measurement:
     """Sums over the forward passes of a step so far."""
 
-    moments: dict[FactoredLayer, _Moments] = field(default_factory=dict)
+    inputs: dict[FactoredLayer, Tensor] = field(default_factory=dict)  # second moments
+    rows: Counter[FactoredLayer] = field(default_factory=Counter)
+    outputs: dict[FactoredLayer, Tensor] = field(default_factory=dict)
     losses: int = 0
     squares: dict[nn.Parameter, Tensor] = field(default_factory=dict)
     along_axes: dict[CurvatureBlock, Tensor] = field(default_factory=dict)  # squares, in eigenbases
@@ -137,22 +127,26 @@ class _Measurement:
 
     def is_finite(self) -> bool:
         """Whether all numbers are finite; for second moments, their diagonals tell."""
-        tensors = [*self.squares.values(), *self.along_axes.values()]
-        for own in self.moments.values():
-            for moments in (own.inputs, own.outputs):
-                tensors.append(moments if moments.ndim == 2 else moments.diagonal(dim1=1, dim2=2))
+        moments = [*self.inputs.values(), *self.outputs.values()]
+        diagonals = [m if m.ndim == 2 else m.diagonal(dim1=1, dim2=2) for m in moments]
+        tensors = [*self.squares.values(), *self.along_axes.values(), *diagonals]
         totals = [tensor.sum() for tensor in tensors]
         return not totals or bool(torch.stack([t.to(totals[0]) for t in totals]).isfinite().all())
+
+
+Key = TypeVar("Key")
+
+
+def _add_(sums: dict[Key, Tensor], key: Key, tensor: Tensor) -> None:
+    """Adds a tensor to the sum of that key, which the first one becomes."""
+    sums[key] = sums[key].add_(tensor) if key in sums else tensor
 
 
 class CurvatureEstimate:
     """Kronecker factors of layers, and the diagonal of everything else."""
 
     def __init__(self, model: nn.Module, settings: KFACSettings) -> None:
-        self.loss: Loss = settings.loss
-        self.fisher: Fisher = settings.fisher
-        self.eigenbasis, self.input_stride = settings.eigenbasis, settings.input_stride
-        self.seed = settings.seed
+        self.settings = settings
         layers, by_module = find_layers(model)
         self.recorder = ForwardRecorder(by_module)
         self.names = {p: name for name, p in model.named_parameters() if p.requires_grad}
@@ -160,15 +154,14 @@ class CurvatureEstimate:
         self.blocks = Blocks(layers, eigenbasis=settings.eigenbasis, warn=self.warnings.warn)
         covered = {parameter for layer in layers for parameter in layer.parameters}
         self.diagonal = Diagonal([p for p in self.names if p not in covered])
-        # In the order of the network, which is the same on all processes.
-        self._unseen = dict.fromkeys(layers)
         self._measured = _Measurement()
         self._scratch = Scratch()
         if self.diagonal.parameters:
             self.warnings.warn_diagonal(self.diagonal.parameters, _OTHER_KINDS)
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
+        """Where the first parameter is."""
         return next(iter(self.names)).device
 
     @property
@@ -186,31 +179,20 @@ class CurvatureEstimate:
     ) -> None:
         """Measures the factors in the forward pass that led to `outputs`."""
         calls = self.recorder.pop()
+        settings, measured = self.settings, self._measured
+        seed = ((settings.seed * 1_000_003 + step) * 1_009 + measured.passes) % 2**62
         wide = outputs.detach().to(at_least_float32(outputs))
-        seed = (self.seed * 1_000_003 + step) * 1_009 + self._measured.passes
-        sampler = LabelSampler(seed % 2**62, rank(), world_size())
         moments: dict[FactoredLayer, Tensor] = {}
-        for number, scores in enumerate(self._scores(wide, targets, sampler)):
+        all_scores = fisher_scores(wide, targets, settings.loss, settings.fisher, seed)
+        for number, scores in enumerate(all_scores):
             reached = self._backward(outputs, scores.to(outputs.dtype), calls, moments)
             if number == 0:
                 # Calls of other forward passes, which are measured later.
                 self.recorder.restore(call for call in calls if call not in reached)
                 calls = [call for call in calls if call in reached]
         self._add_moments(calls, moments)
-        self._measured.losses += losses or loss_count(outputs, self.loss)
-        self._measured.passes += 1
-
-    def _scores(
-        self, outputs: Tensor, targets: Tensor | None, sampler: LabelSampler
-    ) -> Iterator[Tensor]:
-        match self.fisher:
-            case "sampled":
-                yield sampled_scores(outputs, self.loss, sampler)
-            case "exact":
-                yield from exact_scores(outputs, self.loss, sampler)
-            case "empirical":
-                assert targets is not None
-                yield empirical_scores(outputs, targets, self.loss, sampler)
+        measured.losses += losses or loss_count(outputs, settings.loss)
+        measured.passes += 1
 
     def _backward(
         self,
@@ -224,17 +206,17 @@ class CurvatureEstimate:
 
         def on_gradient(index: int, gradient: Tensor) -> None:
             call = calls[index]
-            new = call.layer.output_moments(call.inputs, gradient)
-            known = moments.get(call.layer)
-            moments[call.layer] = new if known is None else known.add_(new)
+            _add_(moments, call.layer, call.layer.output_moments(call.inputs, gradient))
             reached.add(call)
 
-        # Layers that may turn out to be used without being called, as attention does.
+        # Layers that may turn out to be used without being called, as attention does. They are in
+        # the order of the network, which is the same on all processes.
         called = {call.layer for call in calls}
         uncalled = [
             layer
-            for layer in (self._unseen if calls else self.blocks.of_layer)
+            for layer, block in self.blocks.of_layer.items()
             if layer.weight not in self.diagonal.means and layer not in called
+            if not calls or not (block.weight or layer in self._measured.inputs)
         ]
         wanted = [*self.diagonal.parameters, *(p for layer in uncalled for p in layer.parameters)]
         wanted += self._eigenbasis_parameters
@@ -255,17 +237,14 @@ class CurvatureEstimate:
             )
         # The same layers on all processes, as they have to send the same messages.
         layers = list(self.blocks.of_layer)
-        flags = any_process([layer in read for layer in layers], self._device)
+        flags = any_process([layer in read for layer in layers], self.device)
         self._leave_to_diagonal([layer for layer, own in zip(layers, flags, strict=True) if own])
         self._add_squares(sampled)
         return reached
 
     def _leave_to_diagonal(self, layers: Sequence[FactoredLayer]) -> None:
         """Gives up on factors of layers whose weights are used without calling them."""
-        layers = [layer for layer in layers if layer.weight not in self.diagonal.means]
         found = [parameter for layer in layers for parameter in layer.parameters]
-        for layer in layers:
-            self._unseen.pop(layer, None)
         self.diagonal.add(found)
         if found:
             self.warnings.warn_diagonal(found, "of layers whose weights are read without a call")
@@ -287,52 +266,44 @@ class CurvatureEstimate:
                 squares = self._measured.squares.setdefault(parameter, torch.zeros_like(total))
                 squares.addcmul_(total, total)
         for block, squares in self.blocks.squares(sums).items():
-            known = self._measured.along_axes.get(block)
-            self._measured.along_axes[block] = squares if known is None else known.add_(squares)
+            _add_(self._measured.along_axes, block, squares)
 
     @property
     def _eigenbasis_parameters(self) -> list[nn.Parameter]:
         """Parameters of layers that have an eigenbasis by now."""
-        blocks = self.blocks.all if self.eigenbasis else ()
+        blocks = self.blocks.all if self.settings.eigenbasis else ()
         return [p for block in blocks if block.is_inverted for p in block.layer.parameters]
 
     def _add_moments(
         self, calls: Iterable[LayerCall], outputs: Mapping[FactoredLayer, Tensor]
     ) -> None:
         """Adds second moments of a pass: of inputs, those of every `input_stride`-th example."""
-        new: dict[FactoredLayer, _Moments] = {}
+        inputs: dict[FactoredLayer, Tensor] = {}
         for call in calls:
-            layer = call.layer
-            inputs, rows = layer.input_moments(call.inputs, self.input_stride, self._scratch)
-            if (own := new.get(layer)) is None:
-                new[layer] = _Moments(inputs, rows, outputs[layer])
-            else:
-                own.inputs.add_(inputs)
-                own.rows += rows
-        for layer, own in new.items():
-            self._unseen.pop(layer, None)
-            if (old := self._measured.moments.get(layer)) is None:
-                self._measured.moments[layer] = own
-            else:
-                old.inputs.add_(own.inputs)
-                old.outputs.add_(own.outputs)
-                old.rows += own.rows
+            new, rows = call.layer.input_moments(
+                call.inputs, self.settings.input_stride, self._scratch
+            )
+            _add_(inputs, call.layer, new)
+            self._measured.rows[call.layer] += rows
+        for layer, moments in inputs.items():
+            _add_(self._measured.inputs, layer, moments)
+            _add_(self._measured.outputs, layer, outputs[layer])
 
     def update(self, ema: float) -> None:
         """Adds what was measured to the running means."""
         measured = self._measured
         self.reset()
         # All processes leave a batch out, or none: what they share has to stay the same.
-        if any(any_process([not measured.is_finite()], self._device)):
+        if any(any_process([not measured.is_finite()], self.device)):
             self.warnings.warn(
                 "The curvature of a batch is not finite, so it is skipped. Check outputs and "
                 "weights, or lower the learning rate."
             )
             return
-        for layer, own in measured.moments.items():
-            if own.rows:
-                block = self.blocks.of_layer[layer]
-                block.update(own.inputs.div_(own.rows), own.outputs.div_(measured.losses), ema)
+        for layer, inputs in measured.inputs.items():
+            if rows := measured.rows[layer]:
+                outputs = measured.outputs[layer].div_(measured.losses)
+                self.blocks.of_layer[layer].update(inputs.div_(rows), outputs, ema)
         losses = measured.losses * world_size()
         self.diagonal.update(measured.squares, losses, ema)
         self.blocks.measure_scales(measured.along_axes, losses, ema)
@@ -340,7 +311,7 @@ class CurvatureEstimate:
     def refresh(self, blocks: Sequence[CurvatureBlock], damping: float) -> None:
         """Inverts the factors of `blocks`, and of all that were never inverted."""
         missing = [b for b in self.blocks.all if not b.is_inverted and b not in blocks]
-        known = any_process([block.weight > 0 for block in missing], self._device)
+        known = any_process([block.weight > 0 for block in missing], self.device)
         due = [*blocks, *(b for b, is_new in zip(missing, known, strict=True) if is_new)]
         if due:
             self.blocks.refresh(due, damping)
@@ -358,7 +329,8 @@ class CurvatureEstimate:
     def state(self) -> dict[str, Any]:
         """The state to save, in tensors and plain types."""
         return {
-            **{name: getattr(self, name) for name in _SAVED},
+            "timing": {key: getattr(self.settings, name) for key, name in _TIMING.items()},
+            **{name: getattr(self.settings, name) for name in _SAVED},
             "layers": self.blocks.state(),
             "others": self.diagonal.state(self.names),
         }
@@ -370,12 +342,8 @@ class CurvatureEstimate:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restores a saved state."""
-        for name in _SAVED:
-            setattr(self, name, state[name])
+        saved = {name: state[name] for name in _SAVED}
+        saved |= {name: state["timing"][key] for key, name in _TIMING.items()}
+        self.settings = replace(self.settings, **saved)
         self.blocks.load(state["layers"])
         self.diagonal.load(state["others"], {name: p for p, name in self.names.items()})
-        self._unseen = {
-            layer: None
-            for layer, block in self.blocks.of_layer.items()
-            if not block.weight and layer.weight not in self.diagonal.means
-        }

@@ -12,8 +12,7 @@ Axes: n = matrices of one size, d = their rows and columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,42 +22,41 @@ from .moments import at_least_float32
 _ATTEMPTS = 8  # each with ten times the damping of the one before
 
 
-@dataclass(frozen=True)
-class Damping:
+class Damping(NamedTuple):
     """A factor is damped to `scale` times it, plus `shift` times the identity; both are (n,)."""
 
     scale: Tensor
     shift: Tensor
 
 
-def factored_damping(inputs: Tensor, outputs: Tensor, damping: float) -> tuple[Damping, Damping]:
-    """How to damp the factors of inputs, (n, d, d) or diagonal (n, d), and of outputs."""
-    mean_in, mean_out = (
-        (f if f.ndim == 2 else f.diagonal(dim1=1, dim2=2)).mean(dim=1) for f in (inputs, outputs)
+def factored_damping(outputs: Tensor, inputs: Tensor, damping: float) -> tuple[Damping, Damping]:
+    """How to damp the factors of outputs and of inputs, (n, d, d) or diagonal (n, d)."""
+    mean_out, mean_in = (
+        (f if f.ndim == 2 else f.diagonal(dim1=1, dim2=2)).mean(dim=1) for f in (outputs, inputs)
     )
     one, zero = torch.ones_like(mean_in), torch.zeros_like(mean_in)
     if outputs.shape[1] == 1:
-        return Damping(mean_out, damping * one), Damping(zero, one)
+        return Damping(zero, one), Damping(mean_out, damping * one)
     if inputs.shape[1] == 1:
-        return Damping(zero, one), Damping(mean_in, damping * one)
+        return Damping(mean_in, damping * one), Damping(zero, one)
     ratio, inverse = mean_in.sqrt() / mean_out.sqrt(), mean_out.sqrt() / mean_in.sqrt()
     # Where nothing goes in or comes back there is no ratio, and nothing but the damping.
     is_defined = ratio.isfinite() & inverse.isfinite()
     shift = damping**0.5 * one
-    return (
-        Damping(torch.where(is_defined, inverse, zero), shift),
-        Damping(torch.where(is_defined, ratio, zero), shift),
-    )
+    of_outputs, of_inputs = (torch.where(is_defined, own, zero) for own in (ratio, inverse))
+    return Damping(of_outputs, shift), Damping(of_inputs, shift)
 
 
 def damped_inverses(
     matrices: Tensor, damping: Damping, previous: Tensor, warn: Callable[[str], None]
 ) -> Tensor:
-    """The inverses of damped `matrices` (n, d, d); those of `previous` where that fails.
+    """The inverses of damped `matrices`, (n, d, d) or diagonal; those of `previous` if that fails.
 
     Rounding can make a matrix indefinite. Then it is inverted in double precision, with more
     damping if necessary, and `warn` gets a message.
     """
+    if matrices.ndim == 2:
+        return (matrices * damping.scale[:, None] + damping.shift[:, None]).reciprocal()
     inverses, failed = _invert(_damp(matrices, damping))
     for index in failed.nonzero().flatten().tolist():
         one = slice(index, index + 1)
@@ -68,9 +66,14 @@ def damped_inverses(
 
 
 def eigenbases(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (n, d), none below zero, and eigenvectors, in columns, of (n, d, d) matrices."""
+    """Eigenvectors, in columns, and eigenvalues (n, d), none below zero, of (n, d, d) matrices.
+
+    For diagonal ones, (n, d), the columns stand for a diagonal of ones, too.
+    """
+    if matrices.ndim == 2:
+        return torch.ones_like(matrices), matrices
     values, vectors = torch.linalg.eigh(matrices)
-    return values.clamp(min=0.0), vectors
+    return vectors, values.clamp(min=0.0)
 
 
 def _invert(matrices: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ for the norm constraint $\kappa$.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from math import isfinite
 from typing import Any, Unpack, overload
 
@@ -25,53 +25,17 @@ from torch.optim.optimizer import Optimizer
 from skipless.optim.groups import weights_and_others
 from skipless.optim.settings import KFACOptions, KFACSettings, require_number
 
-from .blocks import Blocks, CurvatureBlock
+from .blocks import CurvatureBlock
 from .checks import check_model, check_outputs, check_place, explain_errors
 from .estimate import CurvatureEstimate
-from .processes import average_
+from .processes import means
 from .scores import loss_count
 from .steps import Linearisation, ProposedStep, adapt_damping, full_gradients, penalty
 
 # Like the settings in groups, these come from a saved state.
 _SAVED = ("steps", "damping", "norm_constraint", "curvature_ema", "damping_period")
 
-
-@dataclass(frozen=True)
-class Timing:
-    """When curvature is measured and inverted. The first `burn_in` steps, from 0, only measure."""
-
-    burn_in: int
-    curvature_period: int
-    inverse_period: int
-    spread: bool
-
-    def is_curvature_due(self, step: int) -> bool:
-        """Whether the curvature is measured in that step."""
-        return step < self.burn_in or (step - self.burn_in) % self.curvature_period == 0
-
-    def blocks_due(self, step: int, blocks: Blocks) -> list[CurvatureBlock]:
-        """The blocks that are inverted in that step; the first time, all of them."""
-        number = step - self.burn_in
-        if number > 0 and self.spread:
-            return blocks.in_bins(self.inverse_period)[number % self.inverse_period]
-        return blocks.all if number >= 0 and number % self.inverse_period == 0 else []
-
-
-RandomState = tuple[Tensor, tuple[torch.device, Tensor] | None]
-
-
-def random_state(device: torch.device) -> RandomState:
-    """PyTorch's random state on the CPU, and on `device` if that is a GPU."""
-    own = (device, torch.cuda.get_rng_state(device)) if device.type == "cuda" else None
-    return torch.get_rng_state(), own
-
-
-def set_random_state(state: RandomState) -> None:
-    """Restores a state that `random_state` returned."""
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        device, own = state[1]
-        torch.cuda.set_rng_state(own, device)
+RandomState = list[tuple[torch.Generator, Tensor]]  # of each generator that a model may use
 
 
 class KFAC(Optimizer):
@@ -132,8 +96,7 @@ class KFAC(Optimizer):
         **options: Unpack[KFACOptions],
     ) -> None:
         check_model(model)
-        if "preset" in options:
-            settings = replace(settings, preset=options.pop("preset"))
+        settings = replace(settings, preset=options.pop("preset", settings.preset))
         own = replace(settings.resolve(), **options)
         if lr is not None:
             require_number("lr", lr)
@@ -157,9 +120,6 @@ class KFAC(Optimizer):
         self.damping, self.norm_constraint = own.damping, own.norm_constraint
         self.curvature_ema, self.damping_period = own.curvature_ema, own.damping_period
         self.steps: int = 0
-        self._timing = Timing(
-            own.burn_in, own.curvature_period, own.inverse_period, own.spread_inverses
-        )
         self._estimate = CurvatureEstimate(model, own)
         self._linearisations: list[Linearisation] = []
         self._is_repeating = False
@@ -184,15 +144,16 @@ class KFAC(Optimizer):
         if self._is_repeating:
             return
         estimate = self._estimate
-        check_outputs(outputs, targets, divisor, estimate.loss, estimate.fisher)
+        loss = estimate.settings.loss
+        check_outputs(outputs, targets, divisor, loss, estimate.settings.fisher)
         check_place(estimate.blocks.all)
         # In full precision, even if the forward pass was not.
         with explain_errors(), torch.autocast(outputs.device.type, enabled=False):
             if self._is_curvature_due:
                 estimate.measure(outputs, targets, divisor, self.steps)
             if self._is_model_due:
-                losses = divisor or loss_count(outputs, estimate.loss)
-                linear = Linearisation(outputs, self._parameters, estimate.loss, losses)
+                losses = divisor or loss_count(outputs, loss)
+                linear = Linearisation(outputs, self._parameters, loss, losses)
                 self._linearisations.append(linear)
 
     @overload
@@ -210,14 +171,14 @@ class KFAC(Optimizer):
         """
         if self.damping_period and closure is None:
             raise ValueError("damping_period needs to recompute losses: pass a closure to step()")
-        before = random_state(self._parameters[0].device) if self.damping_period else None
+        random = self._random_state() if self.damping_period else []
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._update_curvature()
-        if self.steps >= self._timing.burn_in:
-            self._move(loss, closure, before)
+        if self._moves >= 0:
+            self._move(loss, closure, random)
         self.steps += 1
         self._start_step()
         return loss
@@ -232,8 +193,7 @@ class KFAC(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state to save; with several processes, call `synchronize` first."""
         own = {name: getattr(self, name) for name in _SAVED}
-        own |= {"timing": asdict(self._timing), **self._estimate.state()}
-        return {**super().state_dict(), "kfac": own}
+        return {**super().state_dict(), "kfac": own | self._estimate.state()}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -248,7 +208,6 @@ class KFAC(Optimizer):
         self._estimate.load(own)
         for name in _SAVED:
             setattr(self, name, own[name])
-        self._timing = Timing(**own["timing"])
         self._start_step()
 
     @property
@@ -270,13 +229,26 @@ class KFAC(Optimizer):
         return _rebuild, (self._model, self._arguments, self.state_dict())
 
     @property
+    def _moves(self) -> int:
+        """How many steps have moved the parameters; below zero while steps only measure."""
+        return self.steps - self._estimate.settings.burn_in
+
+    @property
     def _is_curvature_due(self) -> bool:
-        return self._timing.is_curvature_due(self.steps)
+        return self._moves < 0 or self._moves % self._estimate.settings.curvature_period == 0
 
     @property
     def _is_model_due(self) -> bool:
         """Whether this step follows the quadratic model."""
-        return self.param_groups[0]["lr"] is None and self.steps >= self._timing.burn_in
+        return self.param_groups[0]["lr"] is None and self._moves >= 0
+
+    def _blocks_due(self) -> list[CurvatureBlock]:
+        """The blocks that are inverted in this step; the first time, all of them."""
+        settings, blocks = self._estimate.settings, self._estimate.blocks
+        number = self._moves % settings.inverse_period
+        if settings.spread_inverses and self._moves > 0:
+            return blocks.in_bin(number, settings.inverse_period)
+        return blocks.all if number == 0 else []
 
     @property
     def _total_damping(self) -> float:
@@ -299,15 +271,13 @@ class KFAC(Optimizer):
                 "step() has no curvature. Call optimizer.curvature(outputs) between the forward "
                 "pass and backward()."
             )
-        is_burning_in = self.steps < self._timing.burn_in
         if self._is_curvature_due:
-            self._estimate.update(1.0 if is_burning_in else self.curvature_ema)  # 1: plain means
-        if not is_burning_in:
-            due = self._timing.blocks_due(self.steps, self._estimate.blocks)
-            self._estimate.refresh(due, self._total_damping)
+            self._estimate.update(1.0 if self._moves < 0 else self.curvature_ema)  # 1: plain means
+        if self._moves >= 0:
+            self._estimate.refresh(self._blocks_due(), self._total_damping)
 
     def _move(
-        self, loss: float | None, closure: Callable[[], float] | None, random: RandomState | None
+        self, loss: float | None, closure: Callable[[], float] | None, random: RandomState
     ) -> None:
         """Changes the parameters and, if it is due, adapts the damping to the effect."""
         gradients = full_gradients(self.param_groups)
@@ -324,8 +294,8 @@ class KFAC(Optimizer):
                 "learning rate, or clip gradients."
             )
             return
-        number = self.steps - self._timing.burn_in + 1
-        adapts = self.damping_period is not None and number % self.damping_period == 0
+        period = self.damping_period or 0
+        adapts = period > 0 and (self._moves + 1) % period == 0
         before = _as_float(loss) + penalty(self.param_groups) if adapts else 0.0
         if self._is_model_due:
             with explain_errors():
@@ -336,25 +306,30 @@ class KFAC(Optimizer):
             predicted = step.predicted_change(self._estimate) if adapts else 0.0
         for parameter, velocity in velocities.items():
             parameter.add_(velocity)
-        if adapts and self.damping_period and closure is not None:
+        if adapts and closure is not None:
             after = self._repeat(closure, random) + penalty(self.param_groups)
-            device = self._parameters[0].device
-            change = torch.tensor([after - before], dtype=torch.float64, device=device)
-            average_([change])
-            self.damping = adapt_damping(
-                self.damping, change.item(), predicted, self.damping_period
-            )
+            (change,) = means([after - before], self._estimate.device)
+            self.damping = adapt_damping(self.damping, change, predicted, period)
 
-    def _repeat(self, closure: Callable[[], float], random: RandomState | None) -> float:
+    def _random_state(self) -> RandomState:
+        """PyTorch's random state on the CPU, and on the GPU if the model is on one."""
+        generators, device = [torch.default_generator], self._estimate.device
+        if device.type == "cuda":
+            generators.append(torch.cuda.default_generators[device.index])
+        return [(generator, generator.get_state()) for generator in generators]
+
+    def _repeat(self, closure: Callable[[], float], random: RandomState) -> float:
         """The loss after a step, with the same random numbers as before it."""
-        after = random_state(self._parameters[0].device)
+        now = self._random_state()
         self._is_repeating, self._estimate.recorder.recording = True, False
         try:
-            set_random_state(random or after)
+            for generator, state in random:
+                generator.set_state(state)
             with torch.enable_grad():
                 return _as_float(closure())
         finally:
-            set_random_state(after)
+            for generator, state in now:
+                generator.set_state(state)
             self._is_repeating = False
 
 

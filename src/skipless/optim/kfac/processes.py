@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from heapq import heapify, heapreplace
+from collections.abc import Callable, Sequence
+from functools import partial
+from heapq import heapreplace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from skipless.optim.groups import by_dtype_and_device
 
 
 def world_size() -> int:
@@ -22,31 +25,43 @@ def rank() -> int:
 
 def average_(tensors: Sequence[Tensor]) -> None:
     """Replaces tensors by their means over all processes, in one message per dtype."""
-    if world_size() == 1:
-        return
-    for group in _by_dtype_and_device(tensors):
-        message = torch.cat([tensor.reshape(-1) for tensor in group])
+
+    def average(message: Tensor) -> None:
         dist.all_reduce(message)
-        _unpack_(message.div_(world_size()), group)
+        message.div_(world_size())
+
+    if world_size() > 1:
+        _exchange_(tensors, average)
 
 
 def broadcast_(tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
     """Replaces each tensor by its owner's, in one message from each process."""
     for owner in sorted(set(owners)) if world_size() > 1 else ():
         own = [tensor for tensor, by in zip(tensors, owners, strict=True) if by == owner]
-        for group in _by_dtype_and_device(own):
-            message = torch.cat([tensor.reshape(-1) for tensor in group])
-            dist.broadcast(message, src=owner)
-            _unpack_(message, group)
+        _exchange_(own, partial(dist.broadcast, src=owner))
+
+
+def _exchange_(tensors: Sequence[Tensor], exchange: Callable[[Tensor], object]) -> None:
+    for group in by_dtype_and_device(tensors):
+        message = torch.cat([tensor.reshape(-1) for tensor in group])
+        exchange(message)
+        parts = message.split([tensor.numel() for tensor in group])
+        for tensor, part in zip(group, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def means(values: Sequence[float], device: torch.device) -> list[float]:
+    """The means of values over all processes."""
+    own = torch.tensor(values, dtype=torch.float64, device=device)
+    average_([own])
+    return own.tolist()
 
 
 def any_process(flags: Sequence[bool], device: torch.device) -> list[bool]:
     """For each flag, whether it is set on any of the processes."""
     if world_size() == 1 or not flags:
         return list(flags)
-    means = torch.tensor([float(flag) for flag in flags], device=device)
-    average_([means])
-    return (means > 0).tolist()
+    return [mean > 0.0 for mean in means(flags, device)]
 
 
 def balance(costs: Sequence[float], bins: int) -> list[int]:
@@ -57,24 +72,10 @@ def balance(costs: Sequence[float], bins: int) -> list[int]:
     >>> balance([1.0, 5.0, 3.0, 2.0], bins=2)
     [0, 0, 1, 1]
     """
-    load = [(0.0, number) for number in range(bins)]
-    heapify(load)
+    load = [(0.0, number) for number in range(bins)]  # a heap
     chosen = [0] * len(costs)
     for task in sorted(range(len(costs)), key=lambda task: -costs[task]):
         busy, number = load[0]
         chosen[task] = number
         heapreplace(load, (busy + costs[task], number))
     return chosen
-
-
-def _by_dtype_and_device(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    groups: dict[object, list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return list(groups.values())
-
-
-def _unpack_(message: Tensor, tensors: Sequence[Tensor]) -> None:
-    parts = message.split([tensor.numel() for tensor in tensors])
-    for tensor, part in zip(tensors, parts, strict=True):
-        tensor.copy_(part.view_as(tensor))

@@ -17,8 +17,7 @@ squared error is the exponent of a normal likelihood with variance 1/2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -27,7 +26,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from skipless.optim.settings import Loss
+from skipless.optim.settings import Fisher, Loss
+
+from .processes import rank, world_size
 
 
 def loss_count(outputs: Tensor, loss: Loss) -> int:
@@ -37,48 +38,30 @@ def loss_count(outputs: Tensor, loss: Loss) -> int:
     return outputs.numel()
 
 
-@dataclass(frozen=True)
-class LabelSampler:
-    """Random numbers for the examples of one of `world_size` processes.
-
-    Each process draws for all examples and keeps its own part, so that the numbers do not depend on
-    how many processes share a batch.
-    """
-
-    seed: int
-    rank: int = 0
-    world_size: int = 1
-
-    def uniform(self, like: Tensor) -> Tensor:
-        """Numbers from 0 to 1, shaped like a tensor with examples first."""
-        return self._draw(torch.rand, like)
-
-    def normal(self, like: Tensor) -> Tensor:
-        """Numbers of mean 0 and variance 1."""
-        return self._draw(torch.randn, like)
-
-    def signs(self, like: Tensor) -> Tensor:
-        """Either 1 or -1."""
-        return torch.where(self.uniform(like) < 0.5, 1.0, -1.0).to(like.dtype)
-
-    def _draw(self, draw: Callable[..., Tensor], like: Tensor) -> Tensor:
-        generator = torch.Generator(like.device).manual_seed(self.seed)
-        n, *rest = like.shape
-        shape = (self.world_size * n, *rest)
-        drawn = draw(shape, generator=generator, device=like.device, dtype=like.dtype)
-        return drawn[self.rank * n : (self.rank + 1) * n]
+def fisher_scores(
+    outputs: Tensor, targets: Tensor | None, loss: Loss, fisher: Fisher, seed: int
+) -> Iterator[Tensor]:
+    """Vectors whose outer products sum to the second moment of the scores, on average."""
+    match fisher:
+        case "sampled":
+            yield sampled_scores(outputs, loss, seed)
+        case "exact":
+            yield from exact_scores(outputs, loss, seed)
+        case "empirical":
+            assert targets is not None
+            yield empirical_scores(outputs, targets, loss, seed)
 
 
-def sampled_scores(outputs: Tensor, loss: Loss, sampler: LabelSampler) -> Tensor:
+def sampled_scores(outputs: Tensor, loss: Loss, seed: int) -> Tensor:
     """Scores of labels drawn from the network's predictions."""
     if loss == "mse":
-        return sampler.normal(outputs) * sqrt(2.0)
+        return _draw(torch.randn, outputs, seed) * sqrt(2.0)
     if loss == "binary_cross_entropy":
         likely = outputs.sigmoid()
-        return likely - (sampler.uniform(outputs) < likely).to(outputs.dtype)
+        return likely - (_draw(torch.rand, outputs, seed) < likely).to(outputs.dtype)
     likely = outputs.softmax(dim=1)
     cumulative = likely.cumsum(dim=1)
-    drawn = sampler.uniform(outputs[:, 0]).unsqueeze(1) * cumulative[:, -1:]
+    drawn = _draw(torch.rand, outputs[:, 0], seed).unsqueeze(1) * cumulative[:, -1:]
     labels = (cumulative <= drawn).sum(dim=1, keepdim=True)
     return _minus_one_hot(likely, labels.clamp(max=outputs.shape[1] - 1))
 
@@ -87,13 +70,13 @@ def sampled_scores(outputs: Tensor, loss: Loss, sampler: LabelSampler) -> Tensor
 # remain on average. Scores that are not sampled get random signs, to the same end.
 
 
-def exact_scores(outputs: Tensor, loss: Loss, sampler: LabelSampler) -> Iterator[Tensor]:
+def exact_scores(outputs: Tensor, loss: Loss, seed: int) -> Iterator[Tensor]:
     """Vectors whose outer products sum to the mean over all labels."""
     if outputs.ndim == 1:
         outputs = outputs.unsqueeze(1)
-        yield from (score.squeeze(1) for score in exact_scores(outputs, loss, sampler))
+        yield from (score.squeeze(1) for score in exact_scores(outputs, loss, seed))
         return
-    signs = sampler.signs(outputs[:, 0])
+    signs = _signs(outputs[:, 0], seed)
     if loss == "cross_entropy":
         likely = outputs.softmax(dim=1)
         for label in range(outputs.shape[1]):
@@ -111,14 +94,14 @@ def exact_scores(outputs: Tensor, loss: Loss, sampler: LabelSampler) -> Iterator
         yield alone
 
 
-def empirical_scores(outputs: Tensor, targets: Tensor, loss: Loss, sampler: LabelSampler) -> Tensor:
+def empirical_scores(outputs: Tensor, targets: Tensor, loss: Loss, seed: int) -> Tensor:
     """Scores of the labels of the data."""
     if loss == "mse":
-        return 2.0 * (outputs - targets) * sampler.signs(outputs)
+        return 2.0 * (outputs - targets) * _signs(outputs, seed)
     if loss == "binary_cross_entropy":
-        return (outputs.sigmoid() - targets) * sampler.signs(outputs)
+        return (outputs.sigmoid() - targets) * _signs(outputs, seed)
     scores = _minus_one_hot(outputs.softmax(dim=1), targets.unsqueeze(1))
-    return scores * sampler.signs(outputs[:, 0]).unsqueeze(1)
+    return scores * _signs(outputs[:, 0], seed).unsqueeze(1)
 
 
 def times_hessian(outputs: Tensor, vector: Tensor, loss: Loss) -> Tensor:
@@ -131,6 +114,23 @@ def times_hessian(outputs: Tensor, vector: Tensor, loss: Loss) -> Tensor:
     likely = outputs.softmax(dim=1)
     weighted = likely * vector
     return weighted - likely * weighted.sum(dim=1, keepdim=True)
+
+
+def _draw(random: Callable[..., Tensor], like: Tensor, seed: int) -> Tensor:
+    """Numbers by `random`, such as `torch.rand`, shaped like a tensor with examples first.
+
+    Each process draws for the examples of all and keeps its own part, so that the numbers do not
+    depend on how many processes share a batch.
+    """
+    generator = torch.Generator(like.device).manual_seed(seed)
+    n, *rest = like.shape
+    shape = (world_size() * n, *rest)
+    drawn = random(shape, generator=generator, device=like.device, dtype=like.dtype)
+    return drawn[rank() * n : (rank() + 1) * n]
+
+
+def _signs(like: Tensor, seed: int) -> Tensor:
+    return torch.where(_draw(torch.rand, like, seed) < 0.5, 1.0, -1.0).to(like.dtype)
 
 
 def _minus_one_hot(likely: Tensor, labels: Tensor) -> Tensor:
@@ -152,10 +152,12 @@ def backward_at(
     of the network. So it only returns those of the edges that it reaches last; hooks catch the
     others as the pass goes through them.
     """
-    passed, last = _split_edges(outputs, edges)
+    passed = _nodes_before_others(outputs, edges)
+    last = [index for index, edge in enumerate(edges) if edge.node not in passed]
     nodes: dict[Node, list[tuple[int, int]]] = {}
-    for index in passed:
-        nodes.setdefault(edges[index].node, []).append((index, edges[index].output_nr))
+    for index, edge in enumerate(edges):
+        if edge.node in passed:
+            nodes.setdefault(edge.node, []).append((index, edge.output_nr))
     own_pass: list[int] = []  # custom functions may run others inside it, through the same nodes
 
     def start(_: tuple[Tensor | None, ...]) -> None:
@@ -163,26 +165,27 @@ def backward_at(
             own_pass.append(_current_pass())
 
     def catch(wanted: list[tuple[int, int]], gradients: tuple[Tensor | None, ...]) -> None:
-        for index, output in wanted if own_pass == [_current_pass()] else ():
-            gradient = gradients[output]
+        if own_pass == [_current_pass()]:
+            show((index, gradients[output]) for index, output in wanted)
+
+    def show(gradients: Iterable[tuple[int, Tensor | None]]) -> None:
+        for index, gradient in gradients:
             if gradient is not None:
                 on_gradient(index, gradient)
 
     handles = [] if outputs.grad_fn is None else [outputs.grad_fn.register_prehook(start)]
     handles += [node.register_prehook(partial(catch, own)) for node, own in nodes.items()]
+    wanted: Any = [*(edges[index] for index in last), *leaves]  # autograd takes both
+    found: Sequence[Tensor | None] = ()
     try:
-        wanted: Any = [*(edges[index] for index in last), *leaves]  # autograd takes both
-        found = (
-            torch.autograd.grad([outputs], wanted, [scores], retain_graph=True, allow_unused=True)
-            if wanted
-            else ()
-        )
+        if wanted:
+            found = torch.autograd.grad(
+                [outputs], wanted, [scores], retain_graph=True, allow_unused=True
+            )
     finally:
         for handle in handles:
             handle.remove()
-    for index, gradient in zip(last, found, strict=False):
-        if gradient is not None:
-            on_gradient(index, gradient)
+    show(zip(last, found, strict=False))
     return list(found[len(last) :])
 
 
@@ -190,24 +193,18 @@ def _current_pass() -> int:
     return torch._C._current_graph_task_id()  # which has no public name
 
 
-def _split_edges(outputs: Tensor, edges: Sequence[GradientEdge]) -> tuple[list[int], list[int]]:
-    """Indices of the edges that the pass goes through on its way to others, and of the rest."""
+def _nodes_before_others(outputs: Tensor, edges: Sequence[GradientEdge]) -> set[Node]:
+    """The nodes that the pass goes through on its way to the nodes of some edges."""
     own = {edge.node for edge in edges}
-    leads: dict[Node, bool] = {}  # whether there is an edge at a node or behind it
-    behind: set[Node] = set()  # nodes with an edge behind them
+    leads_on: dict[Node, bool] = {}  # whether there is an edge behind a node
     todo = [] if outputs.grad_fn is None else [(outputs.grad_fn, False)]
     while todo:
         node, children_are_done = todo.pop()
         children = [child for child, _ in node.next_functions if child is not None]
         if children_are_done:
-            if any(leads[child] for child in children):
-                behind.add(node)
-            leads[node] = node in own or node in behind
-        elif node not in leads:
-            leads[node] = False  # until its children are done
+            leads_on[node] = any(child in own or leads_on[child] for child in children)
+        elif node not in leads_on:
+            leads_on[node] = False  # until its children are done
             todo.append((node, True))
-            todo += [(child, False) for child in children if child not in leads]
-    return (
-        [index for index, edge in enumerate(edges) if edge.node in behind],
-        [index for index, edge in enumerate(edges) if edge.node not in behind],
-    )
+            todo += [(child, False) for child in children if child not in leads_on]
+    return {node for node, is_before in leads_on.items() if is_before}

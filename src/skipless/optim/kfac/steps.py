@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from skipless.optim.groups import with_gradients
 from skipless.optim.settings import Loss
 
 from .blocks import Values
@@ -199,10 +200,7 @@ def full_gradients(groups: Groups) -> dict[nn.Parameter, Tensor]:
     """Gradients of the loss and of the penalty, in full precision."""
     found: dict[nn.Parameter, Tensor] = {}
     for group in groups:
-        own = [p for p in group["params"] if p.grad is not None]
-        grads = [p.grad for p in own]
-        if any(grad.is_sparse for grad in grads):
-            raise ValueError("K-FAC got a sparse gradient. Use nn.Embedding(..., sparse=False).")
+        own, grads = with_gradients(group, "K-FAC")
         if group["l2"] and own:
             grads = torch._foreach_add(grads, own, alpha=group["l2"])
         found |= zip(own, grads, strict=True)
