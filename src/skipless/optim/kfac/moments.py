@@ -136,11 +136,10 @@ def patch_moments(
     width = inputs.shape[1] // window.groups * math.prod(window.kernel)
     moments = _zero_moments(inputs, window.groups, width, homogeneous)
     moment = moments[:, :width, :width]
+    products = math.prod(map(len, stretches_by_axis(window, sizes))) // 2  # by symmetry
     if math.prod(window.kernel) == 1 and not any(map(sum, window.padding)):
         moment += output_moments(_phase(inputs, window.stride, (0,) * len(sizes)), window.groups)
-    elif (
-        math.prod(map(len, stretches_by_axis(window, sizes))) // 2 <= MOST_PRODUCTS
-    ):  # // 2: by symmetry
+    elif products <= MOST_PRODUCTS:
         _add_shared_products_(moment, inputs, window, scratch or Scratch())
     else:
         _add_patches_(moment, inputs, window)
@@ -259,7 +258,7 @@ def _add_products_(
     by_band = totals.split([len(band.rows) for band in plan.bands])
     for band, own in zip(plan.bands, by_band, strict=True):
         left, right = (
-            _pixels(phases[side.phase], side.pixels, window.groups, batch) for side in band.sides
+            _pixels(phases[phase], pixels, window.groups, batch) for phase, pixels in band.sides
         )
         _add_product_(own, band, left, right)
 

@@ -36,10 +36,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import torch
@@ -68,14 +67,8 @@ class Window:
         >>> Window.of(nn.Conv1d(1, 1, 4, padding="same")).padding
         ((1, 2),)
         """
-        extents = [d * (k - 1) for k, d in zip(conv.kernel_size, conv.dilation, strict=True)]
-        match conv.padding:
-            case "same":
-                padding = tuple((extent // 2, extent - extent // 2) for extent in extents)
-            case "valid":
-                padding = tuple((0, 0) for _ in extents)
-            case sizes:
-                padding = tuple((int(size), int(size)) for size in sizes)
+        widths = conv._reversed_padding_repeated_twice  # what torch pads by, the last axis first
+        padding = tuple(zip(widths[::2], widths[1::2], strict=True))[::-1]
         return cls(
             conv.kernel_size, conv.stride, padding, conv.dilation, conv.groups, conv.padding_mode
         )
@@ -107,12 +100,11 @@ def tap_masks(
     """For each axis, (pixels, taps): 1 where a tap reads a pixel at one of its positions."""
     masks: list[Tensor] = []
     for axis, (size, positions) in enumerate(zip(sizes, window.positions(sizes), strict=True)):
-        taps = torch.arange(window.kernel[axis]) * window.dilation[axis] - window.padding[axis][0]
-        pixels = torch.arange(positions).unsqueeze(1) * window.stride[axis] + taps
-        position, tap = ((pixels >= 0) & (pixels < size)).nonzero(as_tuple=True)
-        mask = torch.zeros(size, len(taps), dtype=dtype)
-        mask[pixels[position, tap], tap] = 1.0
-        masks.append(mask.to(device))
+        (before, after), taps = window.padding[axis], torch.arange(window.kernel[axis])
+        mask = torch.zeros(before + size + after, len(taps), dtype=dtype)
+        starts = torch.arange(positions).unsqueeze(1) * window.stride[axis]
+        mask[starts + taps * window.dilation[axis], taps] = 1.0
+        masks.append(mask[before : before + size].to(device))
     return tuple(masks)
 
 
@@ -197,16 +189,16 @@ def lagged_products(pixels: Tensor, spectrum: Spectrum, batch: int, scratch: Ten
 class Stretch:
     """Pixels of a phase, along one axis, and as many of another phase, `lag` further on.
 
-    Their products are added to those of each tap in `taps` with the tap that is `apart` further on,
-    as many times as `taps` says. It is `whole` if it has all pixels that have a partner.
+    Their products are added to those of each tap with the tap that is `apart` further on, as many
+    times as `times` says. It is `whole` if it has all pixels that have a partner.
     """
 
     phases: tuple[int, int]
     start: int
     stop: int
     lag: int
-    taps: dict[int, int]
     apart: int
+    times: Tensor  # (taps,)
     whole: bool
 
 
@@ -222,36 +214,32 @@ def _stretches(
     (positions,) = Window((kernel,), (stride,), (padding,), (dilation,)).positions((size,))
     reads = [divmod(tap * dilation - padding[0], stride) for tap in range(kernel)]
     lengths = [len(range(phase, size, stride)) for phase in range(stride)]
-    ranges: dict[tuple[int, int, range, int, int], dict[int, range]] = {}
+    ranges: dict[tuple[tuple[int, int], range, int, int], dict[int, range]] = {}
     for tap, other in itertools.product(range(kernel), repeat=2):
         (shift, phase), (other_shift, other_phase) = reads[tap], reads[other]
         lag = other_shift - shift
         whole = range(max(0, -lag), min(lengths[phase], lengths[other_phase] - lag))
         read = range(max(shift, whole.start), min(shift + positions, whole.stop))
         if read:
-            ranges.setdefault((phase, other_phase, whole, lag, other - tap), {})[tap] = read
+            kind = (phase, other_phase), whole, lag, other - tap
+            ranges.setdefault(kind, {})[tap] = read
     found: list[Stretch] = []
-    for (phase, other_phase, whole, lag, apart), read in ranges.items():
+    for (phases, whole, lag, apart), read in ranges.items():
         cuts = {cut for span in (whole, *read.values()) for cut in (span.start, span.stop)}
-        pieces = {
-            range(*ends): {tap: 1 for tap, span in read.items() if ends[0] in span}
-            for ends in itertools.pairwise(sorted(cuts))
-        }
+        pieces: dict[range, Tensor] = {}
+        for start, stop in itertools.pairwise(sorted(cuts)):
+            spans = (read.get(tap, ()) for tap in range(kernel))
+            pieces[range(start, stop)] = torch.tensor([int(start in span) for span in spans])
         if wholes:
             longest = pieces.pop(max(pieces, key=len))
-            pieces = {piece: _subtract(taps, longest) for piece, taps in pieces.items()}
+            pieces = {piece: times - longest for piece, times in pieces.items()}
             pieces[whole] = longest
         found += [
-            Stretch((phase, other_phase), piece.start, piece.stop, lag, taps, apart, piece == whole)
-            for piece, taps in pieces.items()
-            if taps
+            Stretch(phases, piece.start, piece.stop, lag, apart, times, piece == whole)
+            for piece, times in pieces.items()
+            if times.any()
         ]
     return tuple(found)
-
-
-def _subtract(taps: dict[int, int], others: dict[int, int]) -> dict[int, int]:
-    differences = {tap: taps.get(tap, 0) - others.get(tap, 0) for tap in taps | others}
-    return {tap: number for tap, number in differences.items() if number}
 
 
 def stretches_by_axis(
@@ -262,31 +250,17 @@ def stretches_by_axis(
     return [_stretches(*axis, wholes) for axis in zip(*settings, strict=True)]
 
 
-Box = tuple[Stretch, ...]  # a stretch along each axis
-
-
-class Side(NamedTuple):
-    """The first or second pixels of a box's products: their phase and range along each axis."""
-
-    phase: tuple[int, ...]
-    pixels: tuple[slice, ...]
-
-
 @dataclass(frozen=True)
 class Band:
-    """Boxes that differ only in their range along the first axis.
+    """Boxes, of a stretch along each axis, that differ only in their range along the first axis.
 
-    Rows of pixels are multiplied one by one, so telling the boxes apart costs nothing.
+    Rows of pixels are multiplied one by one, so telling the boxes apart costs nothing. The `sides`
+    are the first and the second pixels of the products: their phase and range along each axis.
     """
 
-    sides: tuple[Side, Side]  # from the first box to the last
-    rows: tuple[slice, ...]  # of these, for each box
+    sides: list[tuple[tuple[int, ...], tuple[slice, ...]]]  # from the first box to the last
+    rows: list[slice]  # of these, for each box
     sums: Tensor  # (boxes, rows): 1 where a row belongs to a box
-
-    @property
-    def pixels(self) -> int:
-        """How many pixels of an example are multiplied."""
-        return math.prod(span.stop - span.start for span in self.sides[0].pixels)
 
 
 @dataclass(frozen=True)
@@ -299,7 +273,7 @@ class PatchPlan:
     """
 
     spectrum: Spectrum | None
-    bands: tuple[Band, ...]
+    bands: list[Band]
     shares: Tensor  # (products, taps · taps)
     ordered: Tensor  # (taps, taps), whether the first tap is not after the second
 
@@ -307,11 +281,12 @@ class PatchPlan:
     def phases(self) -> set[tuple[int, ...]]:
         """The phases that pixels are read from; with a spectrum there is only one."""
         whole = {(0, 0)} if self.spectrum else set[tuple[int, ...]]()
-        return whole.union(side.phase for band in self.bands for side in band.sides)
+        return whole.union(phase for band in self.bands for phase, _ in band.sides)
 
     def multiplications(self, batch: int, channels: int) -> int:
         """The cost of the products of one group."""
-        pixels = sum(band.pixels for band in self.bands)
+        ranges = (pixels for band in self.bands for _, pixels in band.sides[:1])
+        pixels = sum(math.prod(own.stop - own.start for own in pixels) for pixels in ranges)
         by_frequency = self.spectrum.multiplications(batch, channels) if self.spectrum else 0
         return batch * channels**2 * pixels + by_frequency
 
@@ -342,8 +317,8 @@ def _plan(
     for stretch in first:
         alike.setdefault((stretch.phases, stretch.lag, stretch.apart), []).append(stretch)
     bands: list[Band] = []
-    images: list[Box] = []
-    boxes: list[Box] = []
+    images: list[tuple[Stretch, ...]] = []
+    boxes: list[tuple[Stretch, ...]] = []
     for along, across in itertools.product(alike.values(), itertools.product(*others)):
         if (along[0].apart, *(stretch.apart for stretch in across)) < (0,) * len(sizes):
             continue  # the mirror image of another one
@@ -359,7 +334,7 @@ def _plan(
     spectrum = _spectrum(sizes, lags, dtype, device) if lags else None
     shares = _shares([*images, *boxes], window.kernel, dtype)
     ordered = torch.ones(shares.shape[1:], dtype=torch.bool).triu()
-    return PatchPlan(spectrum, tuple(bands), shares.flatten(1).to(device), ordered.to(device))
+    return PatchPlan(spectrum, bands, shares.flatten(1).to(device), ordered.to(device))
 
 
 def _band(
@@ -368,33 +343,32 @@ def _band(
     """The boxes that stretches along the first axis make with one along each other axis."""
     start, stop = min(s.start for s in along), max(s.stop for s in along)
     box = (replace(along[0], start=start, stop=stop), *across)
-    first, second = (
-        Side(
+    sides = [
+        (
             tuple(s.phases[side] for s in box),
             tuple(slice(s.start + side * s.lag, s.stop + side * s.lag) for s in box),
         )
         for side in (0, 1)
-    )
+    ]
     # With three axes, rows are those of planes.
     each = math.prod(stretch.stop - stretch.start for stretch in across[:-1])
     rows = [slice((s.start - start) * each, (s.stop - start) * each) for s in along]
     sums = torch.zeros(len(rows), (stop - start) * each, dtype=dtype, device=device)
     for own, part in zip(sums, rows, strict=True):
         own[part] = 1.0
-    return Band((first, second), tuple(rows), sums)
+    return Band(sides, rows, sums)
 
 
-def _shares(boxes: Sequence[Box], kernel: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _shares(
+    boxes: Sequence[Sequence[Stretch]], kernel: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
     """(boxes, taps, taps): how often the product of a box is part of that of a pair of taps."""
     taps = math.prod(kernel)
-    strides = [math.prod(kernel[axis + 1 :]) for axis in range(len(kernel))]
-    entries: list[tuple[int, int, int, int]] = []  # a box, two taps, and how many times
-    for index, box in enumerate(boxes):
-        apart = sum(map(operator.mul, (stretch.apart for stretch in box), strides))
-        for own in itertools.product(*(stretch.taps.items() for stretch in box)):
-            tap = sum(map(operator.mul, (tap for tap, _ in own), strides))
-            entries.append((index, tap, tap + apart, math.prod(times for _, times in own)))
-    index, tap, other, times = torch.tensor(entries, dtype=torch.int64).view(-1, 4).unbind(1)
     shares = torch.zeros(len(boxes), taps, taps, dtype=dtype)
-    shares[index, tap, other] = shares[index, other, tap] = times.to(dtype)
-    return shares
+    for own, box in zip(shares, boxes, strict=True):
+        apart = 0
+        for size, stretch in zip(kernel, box, strict=True):
+            apart = apart * size + stretch.apart
+        times = reduce(torch.kron, [stretch.times for stretch in box])
+        own.diagonal(apart).copy_(times[: taps - apart])
+    return shares + shares.triu(1).mT
