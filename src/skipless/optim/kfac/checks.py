@@ -51,9 +51,10 @@ def check_outputs(
         )
     if not outputs.is_floating_point():
         raise ValueError(f"curvature() needs real outputs, got {shape} and type {outputs.dtype}")
-    least = 2 if loss == "cross_entropy" else 1
+    least, order = 1, "examples first"
+    if loss == "cross_entropy":
+        least, order = 2, "examples first, then classes"
     if outputs.ndim < least:
-        order = "examples first, then classes" if least == 2 else "examples first"
         raise ValueError(
             f"curvature() got {shape}. Pass the outputs that {loss} takes, not the loss: {order}."
         )
@@ -135,21 +136,17 @@ class WarnOnce:
             f"{_join([self.names[p] for p in parameters])}."
         )
 
-    def warn_unmeasured(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Warns that parameters have gradients but no curvature."""
-        if parameters:
+    def warn_untrained(self, model: nn.Module, unmeasured: Sequence[nn.Parameter]) -> None:
+        """Warns that parameters have gradients but no curvature, or were frozen at the start."""
+        if unmeasured:
             self.warn(
                 "K-FAC does not update parameters whose curvature it has not measured: "
-                f"{_join([self.names[p] for p in parameters])}. The outputs passed to curvature() "
+                f"{_join([self.names[p] for p in unmeasured])}. The outputs passed to curvature() "
                 "do not depend on them, as with other heads, or layers under a checkpoint without "
                 "use_reentrant=False; or the measurement was not finite."
             )
-
-    def warn_frozen(self, model: nn.Module) -> None:
-        """Warns that parameters have gradients but were frozen when the optimiser was created."""
         own = model.named_parameters()
-        frozen = [name for name, p in own if p.grad is not None and p not in self.names]
-        if frozen:
+        if frozen := [name for name, p in own if p.grad is not None and p not in self.names]:
             self.warn(
                 f"K-FAC does not train {_join(frozen)}, which were frozen when it was created. "
                 "Create a new one."

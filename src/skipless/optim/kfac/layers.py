@@ -9,7 +9,7 @@ other layers; then rows = outputs, and columns = inputs (with taps and bias).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +20,7 @@ from .windows import Window
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
-_KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
-_FORWARDS = {kind.forward for kind in _KINDS}
+_FORWARDS = {kind.forward for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,33 +55,24 @@ class FactoredLayer:
         outputs = self.weight.shape[0] // self.groups
         return outputs, self.weight[0].numel() + (self.bias is not None)
 
-    @torch.no_grad()
-    def input_moments(
-        self, inputs: Tensor, stride: int = 1, scratch: Scratch | None = None
-    ) -> tuple[Tensor, int]:
+    def input_moments(self, inputs: Tensor, stride: int, scratch: Scratch) -> tuple[Tensor, int]:
         """Second moments of the rows, summed, (groups, columns, columns), and their number.
 
         Only every `stride`-th example of a batch counts.
         """
         module, homogeneous = self.module, self.bias is not None
-        if stride > 1 and self._batched(inputs):
-            inputs = inputs[::stride]
+        if inputs.ndim < self.weight.ndim - self.diagonal:  # a single example
+            inputs = inputs.unsqueeze(0)
+        inputs = inputs[::stride]
         if isinstance(module, nn.Embedding):
             codes = inputs[_is_trained(module, inputs)]
             counts = torch.bincount(codes, minlength=module.num_embeddings)
             return counts.to(at_least_float32(self.weight)).unsqueeze(0), codes.numel()
         if isinstance(module, Convolution):
-            batch = inputs if self._batched(inputs) else inputs.unsqueeze(0)
-            return patch_moments(batch, Window.of(module), homogeneous, scratch)
+            return patch_moments(inputs, Window.of(module), homogeneous, scratch)
         rows = inputs.reshape(-1, inputs.shape[-1])
         return row_moment(rows, homogeneous).unsqueeze(0), len(rows)
 
-    def _batched(self, inputs: Tensor) -> bool:
-        if isinstance(self.module, Convolution):
-            return inputs.ndim == self.weight.ndim
-        return inputs.ndim > isinstance(self.module, nn.Linear)
-
-    @torch.no_grad()
     def output_moments(self, inputs: Tensor, scores: Tensor) -> Tensor:
         """Second moments of the scores at the outputs: (groups, rows, rows)."""
         module = self.module
@@ -156,8 +146,6 @@ def _owners(model: nn.Module) -> dict[nn.Parameter, list[nn.Module]]:
 
 def _weight_of(module: nn.Module) -> nn.Parameter | None:
     """The weight of a module that K-FAC covers, if it is a parameter."""
-    if not isinstance(module, nn.Linear | Convolution | nn.Embedding):
-        return None
     if type(module).forward not in _FORWARDS:  # what it multiplies by may not be its weight
         return None
     if isinstance(module, nn.Embedding) and (module.scale_grad_by_freq or module.max_norm):
@@ -166,26 +154,18 @@ def _weight_of(module: nn.Module) -> nn.Parameter | None:
 
 
 def _are_one_layer(
-    modules: Iterable[nn.Module], owners_of: dict[nn.Parameter, list[nn.Module]]
+    modules: Sequence[nn.Module], owners_of: dict[nn.Parameter, list[nn.Module]]
 ) -> bool:
     """Whether modules with one weight multiply by it alike, and nothing else shares the bias."""
-    first, *rest = modules
-    bias = getattr(first, "bias", None)
-    if bias is not None and set(owners_of[bias]) != {first, *rest}:
-        return False
-    return all(
-        type(other) is type(first)
-        and getattr(other, "bias", None) is bias
-        and getattr(other, "groups", 1) == getattr(first, "groups", 1)
-        and _geometry(other) == _geometry(first)
-        for other in rest
-    )
+    bias = getattr(modules[0], "bias", None)
+    is_shared = bias is not None and set(owners_of[bias]) != set(modules)
+    return not is_shared and len(set(map(_use_of_weight, modules))) == 1
 
 
-def _geometry(module: nn.Module) -> object:
-    if isinstance(module, Convolution):
-        return Window.of(module)
-    return module.padding_idx if isinstance(module, nn.Embedding) else None
+def _use_of_weight(module: nn.Module) -> tuple[object, ...]:
+    reads = Window.of(module) if isinstance(module, Convolution) else None
+    padding = module.padding_idx if isinstance(module, nn.Embedding) else None
+    return type(module), id(getattr(module, "bias", None)), reads, padding
 
 
 def _is_trained(module: nn.Embedding, codes: Tensor) -> Tensor:

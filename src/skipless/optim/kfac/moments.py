@@ -24,10 +24,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -43,8 +42,6 @@ from .windows import (
     tap_masks,
 )
 
-P = ParamSpec("P")
-R = TypeVar("R")
 CHUNK_BYTES = 32 * 2**20
 MOST_PRODUCTS = 512  # beyond, as in patches of 16x16 side by side, calls cost more than they save
 WIDE = 128  # a product of this many columns or more keeps the cores busy on its own
@@ -56,18 +53,13 @@ def at_least_float32(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _in_full_precision(function: Callable[Concatenate[Tensor, P], R]):
-    """`function` without autograd, and without autocast, which rounds products."""
-
-    @wraps(function)
-    def exact(values: Tensor, *args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
-            return function(values, *args, **kwargs)
-
-    return exact
+@contextmanager
+def _full_precision(tensor: Tensor) -> Iterator[None]:
+    """Without autograd, and without autocast, which rounds products."""
+    with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
+        yield
 
 
-@_in_full_precision
 def row_moment(rows: Tensor, homogeneous: bool) -> Tensor:
     """The sum of r rᵀ over `rows` (n, d); if `homogeneous`, each row ends with a 1 for the bias.
 
@@ -75,33 +67,34 @@ def row_moment(rows: Tensor, homogeneous: bool) -> Tensor:
     tensor([[13.,  5.],
             [ 5.,  2.]])
     """
-    width = rows.shape[1]
-    moments = _zero_moments(rows, 1, width, homogeneous)
-    first, *others = _chunks(rows, width)
-    _gram(first.to(moments.dtype), out=moments[0, :width, :width])
-    for part in others:
-        moments[0, :width, :width] += _gram(part.to(moments.dtype))
-    if homogeneous:
-        _set_bias_(moments, rows.sum(0, dtype=moments.dtype), len(rows))
-    return moments[0]
+    with _full_precision(rows):
+        width = rows.shape[1]
+        moments = _zero_moments(rows, 1, width, homogeneous)
+        first, *others = _chunks(rows, width)
+        _gram(first.to(moments.dtype), out=moments[0, :width, :width])
+        for part in others:
+            moments[0, :width, :width] += _gram(part.to(moments.dtype))
+        if homogeneous:
+            _set_bias_(moments, rows.sum(0, dtype=moments.dtype), len(rows))
+        return moments[0]
 
 
-@_in_full_precision
 def output_moments(grads: Tensor, groups: int) -> Tensor:
     """Sums of g gᵀ over examples and positions of `grads` (N, C, *spatial), for each group."""
-    channels = grads.shape[1]
-    moments = _zero_moments(grads, groups, channels // groups, homogeneous=False)
-    values = grads.flatten(2)
-    # Channels_last has rows already, and copying wide ones costs little.
-    by_rows = groups == 1 and (values.stride(1) == 1 or values.shape[2] < channels)
-    for part in _chunks(values, values[0].numel()):
-        part = part.to(moments.dtype)
-        if by_rows:
-            moments[0] += _gram(part.mT.reshape(-1, channels))
-        else:
-            for example in part.contiguous().unflatten(1, (groups, -1)):
-                moments.baddbmm_(example, example.mT)
-    return moments
+    with _full_precision(grads):
+        channels = grads.shape[1]
+        moments = _zero_moments(grads, groups, channels // groups, homogeneous=False)
+        values = grads.flatten(2)
+        # Channels_last has rows already, and copying wide ones costs little.
+        by_rows = groups == 1 and (values.stride(1) == 1 or values.shape[2] < channels)
+        for part in _chunks(values, values[0].numel()):
+            part = part.to(moments.dtype)
+            if by_rows:
+                moments[0] += _gram(part.mT.reshape(-1, channels))
+            else:
+                for example in part.contiguous().unflatten(1, (groups, -1)):
+                    moments.baddbmm_(example, example.mT)
+        return moments
 
 
 class Scratch:
@@ -118,7 +111,6 @@ class Scratch:
         return buffer[:number]
 
 
-@_in_full_precision
 def patch_moments(
     inputs: Tensor, window: Window, homogeneous: bool, scratch: Scratch | None = None
 ) -> tuple[Tensor, int]:
@@ -127,26 +119,29 @@ def patch_moments(
     Entries of a patch are in the order of `weight.flatten(1)`. If `homogeneous`, each patch ends
     with a 1 for the bias. Share one `scratch` across layers.
     """
-    if inputs.ndim == 3:  # a signal is an image of one row
-        inputs, window = inputs.unsqueeze(2), window.of_rows()
-    if window.padding_mode != "zeros":
-        inputs = F.pad(inputs, _torch_padding(window), mode=window.padding_mode)
-        window = replace(window, padding=((0, 0),) * len(window.padding), padding_mode="zeros")
-    sizes = tuple(inputs.shape[2:])
-    width = inputs.shape[1] // window.groups * math.prod(window.kernel)
-    moments = _zero_moments(inputs, window.groups, width, homogeneous)
-    moment = moments[:, :width, :width]
-    products = math.prod(map(len, stretches_by_axis(window, sizes))) // 2  # by symmetry
-    if math.prod(window.kernel) == 1 and not any(map(sum, window.padding)):
-        moment += output_moments(_phase(inputs, window.stride, (0,) * len(sizes)), window.groups)
-    elif products <= MOST_PRODUCTS:
-        _add_shared_products_(moment, inputs, window, scratch or Scratch())
-    else:
-        _add_patches_(moment, inputs, window)
-    number = len(inputs) * math.prod(window.positions(sizes))
-    if homogeneous:
-        _set_bias_(moments, _patch_sum(inputs, window, moments.dtype), number)
-    return moments, number
+    with _full_precision(inputs):
+        if inputs.ndim == 3:  # a signal is an image of one row
+            inputs, window = inputs.unsqueeze(2), window.of_rows()
+        if window.padding_mode != "zeros":
+            inputs = F.pad(inputs, _torch_padding(window), mode=window.padding_mode)
+            window = replace(window, padding=((0, 0),) * len(window.padding), padding_mode="zeros")
+        sizes = tuple(inputs.shape[2:])
+        width = inputs.shape[1] // window.groups * math.prod(window.kernel)
+        moments = _zero_moments(inputs, window.groups, width, homogeneous)
+        moment = moments[:, :width, :width]
+        products = math.prod(map(len, stretches_by_axis(window, sizes))) // 2  # by symmetry
+        if math.prod(window.kernel) == 1 and not any(map(sum, window.padding)):
+            moment += output_moments(
+                _phase(inputs, window.stride, (0,) * len(sizes)), window.groups
+            )
+        elif products <= MOST_PRODUCTS:
+            _add_shared_products_(moment, inputs, window, scratch or Scratch())
+        else:
+            _add_patches_(moment, inputs, window)
+        number = len(inputs) * math.prod(window.positions(sizes))
+        if homogeneous:
+            _set_bias_(moments, _patch_sum(inputs, window, moments.dtype), number)
+        return moments, number
 
 
 def _zero_moments(like: Tensor, groups: int, width: int, homogeneous: bool) -> Tensor:

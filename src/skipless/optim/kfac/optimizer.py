@@ -284,8 +284,8 @@ class KFAC(Optimizer):
         directions = self._estimate.directions(gradients, self._total_damping)
         warnings = self._estimate.warnings
         if self._is_curvature_due:
-            warnings.warn_unmeasured([p for p in gradients if p not in directions])
-            warnings.warn_frozen(self._model)
+            unmeasured = [p for p in gradients if p not in directions]
+            warnings.warn_untrained(self._model, unmeasured)
         velocities = {p: self.state[p]["momentum_buffer"] for p in directions}
         step = ProposedStep(self.param_groups, gradients, directions, velocities)
         if not all(map(isfinite, step.slopes)):

@@ -59,48 +59,40 @@ class Linearisation:
             found = torch.autograd.grad(
                 [outputs], trainable, [self._probe], create_graph=True, allow_unused=True
             )
-        back = dict(zip(trainable, found, strict=True))
-        self._back = [back.get(parameter) for parameter in parameters]
+        pairs = zip(trainable, found, strict=True)
+        self._back = {p: back for p, back in pairs if back is not None}
 
-    def push(self, vectors: Sequence[Tensor]) -> Tensor:
-        """The change of the outputs for changes of the parameters."""
-        reached = [(b, v) for b, v in zip(self._back, vectors, strict=True) if b is not None]
+    def push(self, vector: Values) -> Tensor:
+        """The change of the outputs for changes of parameters."""
+        reached = [p for p in self._back if p in vector]
         (forward,) = torch.autograd.grad(
-            [back for back, _ in reached],
+            [self._back[p] for p in reached],
             [self._probe],
-            [vector for _, vector in reached],
+            [vector[p] for p in reached],
             retain_graph=True,
             materialize_grads=True,
         )
         return forward
 
 
-def fisher_products(
-    linearisations: Sequence[Linearisation], vectors: Sequence[Sequence[Tensor]]
-) -> Tensor:
+def fisher_products(linearisations: Sequence[Linearisation], vectors: Sequence[Values]) -> Tensor:
     """The matrix of v^T F w for all pairs of vectors, over the batches of all processes."""
     total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
     losses = sum(own.losses for own in linearisations)
     for own in linearisations:
         pushed = [own.push(vector) for vector in vectors]
         curved = [times_hessian(own.outputs, change, own.loss) for change in pushed]
-        for i, change in enumerate(pushed):
-            for j, product in enumerate(curved):
-                total[i, j] += float((change * product).sum()) / losses
+        products = [[float((v * w).sum()) for w in curved] for v in pushed]
+        total += torch.tensor(products, dtype=torch.float64) / losses
     total = total.to(linearisations[0].outputs.device)
     average_([total])
     return total.cpu()
 
 
-def inner_products(left: Sequence[Sequence[Tensor]], right: Sequence[Sequence[Tensor]]) -> Tensor:
-    """The matrix of inner products of vectors that are lists of tensors."""
-    return torch.tensor(
-        [
-            [sum(float((a * b).sum()) for a, b in zip(v, w, strict=True)) for w in right]
-            for v in left
-        ],
-        dtype=torch.float64,
-    )
+def inner_products(left: Sequence[Values], right: Sequence[Values]) -> Tensor:
+    """The matrix of inner products, over the parameters that the left ones have."""
+    products = [[sum(float((t * w[p]).sum()) for p, t in v.items()) for w in right] for v in left]
+    return torch.tensor(products, dtype=torch.float64)
 
 
 def best_coefficients(matrix: Tensor, slopes: Tensor) -> Tensor:
@@ -141,7 +133,7 @@ class ProposedStep:
 
     @cached_property
     def slopes(self) -> list[float]:
-        """The inner product of gradients and directions in each group, with one device sync."""
+        """The inner product of gradients and directions in each moving group."""
         found = self._slopes(self.gradients)
         if all(map(isfinite, found)):
             return found
@@ -149,37 +141,38 @@ class ProposedStep:
         return self._slopes({p: gradient.double() for p, gradient in self.gradients.items()})
 
     def _slopes(self, gradients: Values) -> list[float]:
-        own = [{p: self.directions[p] for p in self._moving(group)} for group in self.groups]
-        found = [inner(gradients, directions) for directions in own if directions]
-        values = iter(torch.stack([f.to(found[0]) for f in found]).tolist() if found else [])
-        return [next(values) if directions else 0.0 for directions in own]
+        own = [{p: self.directions[p] for p in parameters} for _, parameters in self._moving]
+        found = [inner(gradients, directions) for directions in own]
+        return torch.stack([f.to(found[0]) for f in found]).tolist() if found else []
 
-    def _moving(self, group: Mapping[str, Any]) -> list[nn.Parameter]:
-        return [p for p in group["params"] if p in self.directions]
+    @cached_property
+    def _moving(self) -> list[tuple[Mapping[str, Any], list[nn.Parameter]]]:
+        """The groups with parameters that will move, and these."""
+        own = [[p for p in group["params"] if p in self.directions] for group in self.groups]
+        return [(group, found) for group, found in zip(self.groups, own, strict=True) if found]
 
     def set_by_rates(self, norm_constraint: float | None) -> None:
         """Sets velocities by the learning rates and momenta of the groups."""
-        length = sum(g["lr"] ** 2 * s for g, s in zip(self.groups, self.slopes, strict=True))
+        pairs = zip(self._moving, self.slopes, strict=True)
+        length = sum(group["lr"] ** 2 * slope for (group, _), slope in pairs)
         factor = 1.0
         if norm_constraint is not None and length > norm_constraint:
             factor = sqrt(norm_constraint / length)
-        for group in self.groups:
-            if own := self._moving(group):
-                velocities = [self.velocities[p] for p in own]
-                steps = [self.directions[p].to(self.velocities[p].dtype) for p in own]
-                torch._foreach_mul_(velocities, group["momentum"])
-                torch._foreach_add_(velocities, steps, alpha=-group["lr"] * factor)
+        for group, own in self._moving:
+            velocities = [self.velocities[p] for p in own]
+            steps = [self.directions[p].to(self.velocities[p].dtype) for p in own]
+            torch._foreach_mul_(velocities, group["momentum"])
+            torch._foreach_add_(velocities, steps, alpha=-group["lr"] * factor)
 
     def set_by_model(
         self, linearisations: Sequence[Linearisation], damping: float
     ) -> tuple[float, float, float]:
         """Sets velocities by the quadratic model: learning rate, momentum, predicted change."""
-        parameters = [p for group in self.groups for p in group["params"]]
-        plane = [_as_list(parameters, self.directions), _as_list(parameters, self.velocities)]
-        penalties = [group["l2"] for group in self.groups for _ in group["params"]]
-        penalised = [[c * t for c, t in zip(penalties, v, strict=True)] for v in plane]
+        plane = [self.directions, self.velocities]
+        penalties = {p: group["l2"] for group in self.groups for p in group["params"]}
+        penalised = [{p: penalties[p] * t for p, t in v.items()} for v in plane]
         curved = fisher_products(linearisations, plane) + inner_products(plane, penalised)
-        slopes = inner_products(plane, [_as_list(parameters, self.gradients)])[:, 0]
+        slopes = inner_products(plane, [self.gradients])[:, 0]
         best = best_coefficients(curved + damping * inner_products(plane, plane), slopes)
         rate, momentum = -float(best[0]), float(best[1])
         for p, direction in self.directions.items():
@@ -190,10 +183,7 @@ class ProposedStep:
         """The change of the loss by the velocities, by the Kronecker-factored curvature."""
         moved = {p: v.to(self.gradients[p].dtype) for p, v in self.velocities.items()}
         total = inner(moved, self.gradients) + 0.5 * inner(moved, estimate.products(moved))
-        penalties = {p: group["l2"] for group in self.groups for p in group["params"]}
-        return float(total) + 0.5 * sum(
-            penalties[p] * float(v.square().sum()) for p, v in moved.items() if penalties[p]
-        )
+        return float(total) + penalty(self.groups, moved)
 
 
 def full_gradients(groups: Groups) -> dict[nn.Parameter, Tensor]:
@@ -207,14 +197,15 @@ def full_gradients(groups: Groups) -> dict[nn.Parameter, Tensor]:
     return {p: gradient.to(at_least_float32(gradient)) for p, gradient in found.items()}
 
 
-def penalty(groups: Groups) -> float:
-    """The L2 penalty on all weights."""
-    return 0.5 * sum(
-        group["l2"] * float(p.detach().square().sum())
-        for group in groups
-        if group["l2"]
-        for p in group["params"]
-    )
+def penalty(groups: Groups, values: Values | None = None) -> float:
+    """The L2 penalty on all weights, or on `values` that stand for some of them."""
+    total = 0.0
+    for group in groups:
+        for p in group["params"] if group["l2"] else ():
+            if values is None or p in values:
+                value = p.detach() if values is None else values[p]
+                total += group["l2"] * float(value.square().sum())
+    return 0.5 * total
 
 
 def inner(left: Values, right: Values) -> Tensor:
@@ -225,7 +216,3 @@ def inner(left: Values, right: Values) -> Tensor:
         if p in left
     ]
     return torch.stack(products).sum() if products else torch.zeros(())
-
-
-def _as_list(parameters: Sequence[nn.Parameter], values: Values) -> list[Tensor]:
-    return [values[p] if p in values else torch.zeros_like(p) for p in parameters]
