@@ -9,13 +9,11 @@
 | `soap`  | `pytorch_optimizer.SOAP`              | 0.95     | decoupled                          |
 | `kfac`  | `KFAC`                                | 0.9      | in gradient and curvature          |
 
-The momentum is the optimiser's usual default; for AdamW and SOAP it is the first of the betas.
-Learning rates are of the order of 0.1 for SGD (0.003 without normalisation), 1 for LARS and 0.001
-for the others. Decoupled weight decay is multiplied by the learning rate, so it takes a larger `l2`
-to have the same effect.
-
-SOAP's first step only initialises its eigenbases. It preconditions convolutions along each of their
-four dimensions.
+The momentum is the default; for AdamW and SOAP it is the first of the betas. Learning rates are of
+the order of 0.1 for SGD (0.003 without normalisation), 1 for LARS and 0.001 for the others.
+Decoupled weight decay is multiplied by the learning rate, so it takes a larger `l2` to have the
+same effect. SOAP's first step only initialises its eigenbases; it preconditions convolutions along
+each of their four dimensions.
 """
 
 from __future__ import annotations
@@ -57,9 +55,7 @@ def create_optimizer(
         model: The network.
         lr: The learning rate.
         momentum: None is the optimiser's default.
-        l2: For the weights only. For SGD and LARS it is torch's `weight_decay`, the gradient of
-            l2 / 2 · ‖w‖²; for K-FAC it is also part of the damping; for AdamW, Muon and SOAP it is
-            decoupled weight decay.
+        l2: For the weights only; the table says what it is. For K-FAC it is part of the damping.
         nesterov: Nesterov momentum, for sgd, lars and muon; None is the optimiser's default.
         kfac: Settings that only K-FAC has.
 

@@ -29,10 +29,9 @@ from .groups import GroupwiseOptimizer, by_dtype_and_device, with_gradients
 class LARS(GroupwiseOptimizer):
     """LARS as Optax defines it.
 
-    Every setting may differ between groups of parameters. `trust_coefficient=None` disables the
-    trust ratio, as is often done for biases and for the scales and shifts of normalisation layers:
-    that group is trained by SGD with momentum. Mind its learning rate: LARS's usual ones, about 1,
-    are too large for biases in networks without normalisation.
+    Every setting may differ between groups. `trust_coefficient=None` is SGD with momentum, as often
+    for biases and normalisation layers; LARS's usual learning rates, about 1, are too large for
+    biases in networks without normalisation.
 
     A first step has length `lr * trust_coefficient` times that of the parameter:
 

@@ -5,10 +5,9 @@ moment of the rows that $W$ multiplies, and the second moment of the scores at i
 over the rows and divided by the number of losses. For convolutions this is the KFC of Grosse and
 Martens (2016); a layer that is used several times simply has more rows.
 
-Inverses of layers of one shape are stacked in one tensor, so that one product applies them all.
-There are two kinds. `DampedInverses` has the damped inverses of both factors. `Eigenbases` has
-their eigenvectors, and the curvature along each pair of them measured by itself, which a product of
-eigenvalues only approximates (EKFAC; George et al., 2018).
+Inverses of layers of one shape are stacked in one tensor, so that one product applies them all:
+damped inverses of both factors, or their eigenvectors with the curvature along each pair of them
+measured by itself, which a product of eigenvalues only approximates (EKFAC; George et al., 2018).
 
 Axes: g = groups of one layer, or of all layers in a stack; rows = outputs, columns = inputs.
 """
@@ -25,14 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .inverse import Damping, damped_inverses, eigenbases, factored_damping
+from .inverse import Damping, Values, damped_inverses, eigenbases, factored_damping
 from .layers import FactoredLayer
 from .moments import at_least_float32
 from .processes import average_, balance, broadcast_, means, rank, world_size
 
 CACHED_BYTES = 2 * 2**20  # of matrices that stay in a core's cache from one product to the next
-
-Values = Mapping[nn.Parameter, Tensor]
 
 
 class CurvatureBlock:
@@ -87,13 +84,10 @@ class StackedInverses(ABC):
     def __init__(self, blocks: Sequence[CurvatureBlock]) -> None:
         self.blocks = blocks
         ends = list(itertools.accumulate(block.layer.groups for block in blocks))
-        self.slices: dict[CurvatureBlock, slice] = {
-            block: slice(end - block.layer.groups, end)
-            for block, end in zip(blocks, ends, strict=True)
-        }
+        starts = [0, *ends[:-1]]
+        self.slices = dict(zip(blocks, map(slice, starts, ends), strict=True))
         self.left: Tensor = self._zeros(blocks[0].outputs.shape[1:])
         self.right: Tensor = self._zeros(blocks[0].inputs.shape[1:])
-
         self.results: tuple[tuple[Tensor, ...], ...] = (self.left,), (self.right,)
         self.saved: dict[str, Tensor] = {}
 
@@ -174,11 +168,7 @@ class Eigenbases(StackedInverses):
         self.right_values = self._zeros(blocks[0].inputs.shape[1:2])
         self.scales = self._zeros(blocks[0].layer.shape)
         self.results = (self.left, self.left_values), (self.right, self.right_values)
-        self.saved = {
-            "axes_outputs": self.left,
-            "axes_inputs": self.right,
-            "scales": self.scales,
-        }
+        self.saved = {"axes_outputs": self.left, "axes_inputs": self.right, "scales": self.scales}
 
     def tasks(self, block: CurvatureBlock, damping: float | None) -> list[Task]:
         return super().tasks(block, None)

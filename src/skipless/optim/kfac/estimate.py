@@ -19,9 +19,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from skipless.optim.settings import KFACSettings
 
-from .blocks import Blocks, CurvatureBlock, Values
+from .blocks import Blocks, CurvatureBlock
 from .checks import WarnOnce
-from .inverse import Diagonal
+from .inverse import Diagonal, Values
 from .layers import FactoredLayer, find_layers
 from .moments import Scratch, at_least_float32
 from .processes import any_process, average_, world_size
@@ -154,7 +154,7 @@ class CurvatureEstimate:
         self.blocks = Blocks(layers, eigenbasis=settings.eigenbasis, warn=self.warnings.warn)
         covered = {parameter for layer in layers for parameter in layer.parameters}
         self.diagonal = Diagonal([p for p in self.names if p not in covered])
-        self._measured = _Measurement()
+        self.measured = _Measurement()  # since the last update
         self._scratch = Scratch()
         if self.diagonal.parameters:
             self.warnings.warn_diagonal(self.diagonal.parameters, _OTHER_KINDS)
@@ -164,14 +164,9 @@ class CurvatureEstimate:
         """Where the first parameter is."""
         return next(iter(self.names)).device
 
-    @property
-    def has_measured(self) -> bool:
-        """Whether anything was measured since the last update."""
-        return self._measured.passes > 0
-
     def reset(self) -> None:
         """Drops what was measured and recorded."""
-        self._measured = _Measurement()
+        self.measured = _Measurement()
         self.recorder.pop()
 
     def measure(
@@ -179,7 +174,7 @@ class CurvatureEstimate:
     ) -> None:
         """Measures the factors in the forward pass that led to `outputs`."""
         calls = self.recorder.pop()
-        settings, measured = self.settings, self._measured
+        settings, measured = self.settings, self.measured
         seed = ((settings.seed * 1_000_003 + step) * 1_009 + measured.passes) % 2**62
         wide = outputs.detach().to(at_least_float32(outputs))
         moments: dict[FactoredLayer, Tensor] = {}
@@ -216,7 +211,7 @@ class CurvatureEstimate:
             layer
             for layer, block in self.blocks.of_layer.items()
             if layer.weight not in self.diagonal.means and layer not in called
-            if not calls or not (block.weight or layer in self._measured.inputs)
+            if not calls or not (block.weight or layer in self.measured.inputs)
         ]
         wanted = [*self.diagonal.parameters, *(p for layer in uncalled for p in layer.parameters)]
         wanted += self._eigenbasis_parameters
@@ -224,12 +219,9 @@ class CurvatureEstimate:
         edges = [call.output for call in calls]
         gradients = backward_at(outputs, scores, edges, leaves, on_gradient)
         sampled = dict(zip(leaves, gradients, strict=True))
-        read = {
-            layer
-            for layer in uncalled
-            if any(sampled.get(parameter) is not None for parameter in layer.parameters)
-        }
-        if not calls and (read or all(gradient is None for gradient in gradients)):
+        used = {p for p, gradient in sampled.items() if gradient is not None}
+        read = {layer for layer in uncalled if not used.isdisjoint(layer.parameters)}
+        if not calls and (read or not used):
             raise RuntimeError(
                 "curvature() found no layer calls in the forward pass of these outputs. Run the "
                 "pass after creating the optimiser, with its own model, not compiled, and call "
@@ -263,10 +255,10 @@ class CurvatureEstimate:
         for parameter, total in sums.items():
             total.mul_(world_size())
             if parameter in self.diagonal.means:
-                squares = self._measured.squares.setdefault(parameter, torch.zeros_like(total))
+                squares = self.measured.squares.setdefault(parameter, torch.zeros_like(total))
                 squares.addcmul_(total, total)
         for block, squares in self.blocks.squares(sums).items():
-            _add_(self._measured.along_axes, block, squares)
+            _add_(self.measured.along_axes, block, squares)
 
     @property
     def _eigenbasis_parameters(self) -> list[nn.Parameter]:
@@ -284,14 +276,14 @@ class CurvatureEstimate:
                 call.inputs, self.settings.input_stride, self._scratch
             )
             _add_(inputs, call.layer, new)
-            self._measured.rows[call.layer] += rows
+            self.measured.rows[call.layer] += rows
         for layer, moments in inputs.items():
-            _add_(self._measured.inputs, layer, moments)
-            _add_(self._measured.outputs, layer, outputs[layer])
+            _add_(self.measured.inputs, layer, moments)
+            _add_(self.measured.outputs, layer, outputs[layer])
 
     def update(self, ema: float) -> None:
         """Adds what was measured to the running means."""
-        measured = self._measured
+        measured = self.measured
         self.reset()
         # All processes leave a batch out, or none: what they share has to stay the same.
         if any(any_process([not measured.is_finite()], self.device)):

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from .moments import at_least_float32
 
+Values = Mapping[nn.Parameter, Tensor]  # such as gradients
+
 _ATTEMPTS = 8  # each with ten times the damping of the one before
 
 
@@ -132,7 +134,7 @@ class Diagonal:
         for p in parameters:
             self.weights[p], self.means[p] = 0.0, torch.zeros_like(p, dtype=at_least_float32(p))
 
-    def update(self, squares: Mapping[nn.Parameter, Tensor], losses: int, ema: float) -> None:
+    def update(self, squares: Values, losses: int, ema: float) -> None:
         """Adds squares of gradients that are summed over that many losses.
 
         Parameters that the batch did not use keep their means, as layers do.
@@ -143,17 +145,12 @@ class Diagonal:
                 self.weights[parameter] = weight = ema * self.weights[parameter] + 1.0
                 self.means[parameter].lerp_(square / losses, 1.0 / weight)
 
-    def apply(
-        self, gradients: Mapping[nn.Parameter, Tensor], damping: float
-    ) -> dict[nn.Parameter, Tensor]:
+    def apply(self, gradients: Values, damping: float) -> dict[nn.Parameter, Tensor]:
         """Gradients over the curvature, where it is known."""
-        return {
-            parameter: gradient / (self.means[parameter] + damping)
-            for parameter, gradient in gradients.items()
-            if self.weights.get(parameter)
-        }
+        known = (p for p in gradients if self.weights.get(p))
+        return {p: gradients[p] / (self.means[p] + damping) for p in known}
 
-    def products(self, vectors: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
+    def products(self, vectors: Values) -> dict[nn.Parameter, Tensor]:
         """The curvature times vectors."""
         return {p: self.means[p] * vector for p, vector in vectors.items() if p in self.means}
 

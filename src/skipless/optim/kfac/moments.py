@@ -1,15 +1,11 @@
 r"""Second moments of the inputs of layers, and of gradients at their outputs, as sums over rows.
 
 A row is the input of a layer, or the gradient at its output, at one position of one example. The
-patches of a convolution overlap, and most of $\sum p\,p^\top$ would be computed many times over:
-all pairs of taps at the same distance multiply the same pairs of pixels. So patches are not
-materialised. With pixels $x_q \in \mathbb{R}^C$, pairs of taps at a distance $\delta$ share
-
-$$\sum_{q=a}^{b-1} x_q\, x_{q+\delta}^\top ,$$
-
-except at the edges of the image: `windows` plans which sums to compute. Rows of pixels are
-multiplied one by one, in one batch: a kernel of 3x3 takes 19 batches instead of 81 products, all of
-them on views of one copy of the inputs.
+patches of a convolution overlap, and most of $\sum p\,p^\top$ would be computed many times over.
+So patches are not materialised. With pixels $x_q \in \mathbb{R}^C$, all pairs of taps at a distance
+$\delta$ share $\sum_q x_q\, x_{q+\delta}^\top$, except at the edges of the image: `windows` plans
+which sums to compute. Rows of pixels are multiplied one by one, in one batch: a kernel of 3x3 takes
+19 batches instead of 81 products, all of them on views of one copy of the inputs.
 
 Sums are in float32, or in float64 where the tensors are. Extra memory is at most about that of the
 result, of a product for each row of an image, or of `PRODUCT_BYTES`, and of six copies of a part of

@@ -63,8 +63,8 @@ class KFAC(Optimizer):
         momentum: Momentum of the steps.
         l2: Penalty on weights, half of it times their squares; not on biases and normalisation.
         settings: All of the following as one object; those given as keywords replace its own.
-        preset: `damping` and `norm_constraint` of the paper's runs: "imagenet" is the default,
-            "cifar10" is for small data and small batches.
+        preset: `damping` and `norm_constraint` of the paper's runs: "imagenet" (default), or
+            "cifar10" for small data and small batches.
         damping: Added to the curvature, together with `l2`.
         norm_constraint: The largest squared length of a step before momentum, in the metric of the
             curvature; None does not limit it.
@@ -72,12 +72,11 @@ class KFAC(Optimizer):
         curvature_period: Steps from one update of the factors to the next.
         inverse_period: Steps from one inversion of the factors to the next.
         burn_in: First steps, which measure the factors and train nothing.
-        loss: The training loss, which determines how labels are drawn: cross_entropy,
-            binary_cross_entropy (with logits) or mse.
+        loss: The training loss: cross_entropy, binary_cross_entropy (with logits) or mse.
         fisher: "sampled" draws one label per example, "exact" takes the mean over all labels, with
             a backward pass for each, "empirical" takes the labels of the data.
-        input_stride: Take every n-th example of a batch for the factors of inputs: for convolutions
-            these are most of the cost, and a batch has more patches than it takes.
+        input_stride: Only every n-th example enters the factors of inputs, which for convolutions
+            are most of the cost.
         spread_inverses: Invert a part of the factors in each step, so that no step takes longer.
         eigenbasis: Measure the curvature along the axes of the factors (EKFAC).
         damping_period: Steps from one change of the damping to the next, by the rule of Levenberg
@@ -166,8 +165,7 @@ class KFAC(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Performs one step and returns the closure's loss.
 
-        As for all of torch's optimisers, a closure clears gradients, computes the loss, calls
-        `curvature` and `backward`, and returns the loss.
+        A closure clears gradients, computes the loss, calls `curvature` and `backward`.
         """
         if self.damping_period and closure is None:
             raise ValueError("damping_period needs to recompute losses: pass a closure to step()")
@@ -225,7 +223,7 @@ class KFAC(Optimizer):
         super().add_param_group(param_group)
 
     def __reduce__(self) -> Any:
-        # A copy, or what is loaded from a file, records a copy of the model.
+        # A copy, or what is loaded from a file, records its own copy of the model.
         return _rebuild, (self._model, self._arguments, self.state_dict())
 
     @property
@@ -265,7 +263,7 @@ class KFAC(Optimizer):
         self._estimate.recorder.recording = self._is_curvature_due
 
     def _update_curvature(self) -> None:
-        is_missing = self._is_curvature_due and not self._estimate.has_measured
+        is_missing = self._is_curvature_due and not self._estimate.measured.passes
         if is_missing or (self._is_model_due and not self._linearisations):
             raise RuntimeError(
                 "step() has no curvature. Call optimizer.curvature(outputs) between the forward "

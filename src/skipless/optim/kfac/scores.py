@@ -11,8 +11,6 @@ propagated back to the parameters. For the three losses it is also their Gauss-N
 
 They are PyTorch's functions of these names (`binary_cross_entropy_with_logits`, `mse_loss`); the
 squared error is the exponent of a normal likelihood with variance 1/2.
-
-`backward_at` is a backward pass that shows the gradients at layers one by one and keeps none.
 """
 
 from __future__ import annotations
@@ -148,9 +146,8 @@ def backward_at(
     """The gradients at `leaves` of `outputs` times `scores`; `on_gradient` gets those at `edges`.
 
     It is called with the index of an edge and the gradient there, if `outputs` depends on it.
-    Autograd would hold all gradients that it returns until the end, as much memory as all outputs
-    of the network. So it only returns those of the edges that it reaches last; hooks catch the
-    others as the pass goes through them.
+    Autograd holds all gradients that it returns until the end, as much memory as all outputs of the
+    network. So it only returns those of the edges that it reaches last; hooks catch the others.
     """
     passed = _nodes_before_others(outputs, edges)
     last = [index for index, edge in enumerate(edges) if edge.node not in passed]

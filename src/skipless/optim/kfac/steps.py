@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from skipless.optim.groups import with_gradients
 from skipless.optim.settings import Loss
 
-from .blocks import Values
 from .estimate import CurvatureEstimate
+from .inverse import Values
 from .moments import at_least_float32
 from .processes import average_
 from .scores import times_hessian

@@ -23,13 +23,11 @@ $$\sum_q x_q\, x_{q+\delta}^\top
   = \frac{1}{M} \sum_f \mathrm{Re}\bigl(\overline{X_f}\, X_f^\top e^{2\pi i f \cdot \delta}\bigr)$$
 
 where the transform has $M$ pixels, enough that no lag wraps around. One matrix product per
-frequency serves all lags, of which patches of 3x3 have 13. Images of layers are small, so their
-transforms are matrix products, too, and frequencies that follow from their conjugates are skipped.
-Then only what some pairs leave out at the edges is multiplied as above.
-
-Rounding is relative to the sum of all squares. Where nearly all of it lies in rows that a pair of
-taps does not read, the rest has few digits, and may be negative by a few 1e-7 of the largest
-moment, which is much less than usual damping.
+frequency serves all lags, of which patches of 3x3 have 13. Transforms are matrix products, too, as
+images of layers are small, and skip frequencies that follow from their conjugates. Then only what
+some pairs leave out at the edges is multiplied as above. Rounding is relative to the sum of all
+squares: where a pair of taps reads little of it, its moment may be negative by a few 1e-7 of the
+largest, which is much less than usual damping.
 """
 
 from __future__ import annotations
