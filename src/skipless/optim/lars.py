@@ -29,9 +29,9 @@ from .groups import GroupwiseOptimizer, by_dtype_and_device, with_gradients
 class LARS(GroupwiseOptimizer):
     """LARS as Optax defines it.
 
-    Every setting may differ between groups. `trust_coefficient=None` is SGD with momentum, as often
-    for biases and normalisation layers; LARS's usual learning rates, about 1, are too large for
-    biases in networks without normalisation.
+    Every setting may differ between groups. `trust_coefficient=None` trains a group by SGD with
+    momentum, as is often done for biases and normalisation layers. LARS's usual learning rates,
+    about 1, are too large for biases in networks without normalisation.
 
     A first step has length `lr * trust_coefficient` times that of the parameter:
 

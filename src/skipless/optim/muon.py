@@ -2,9 +2,8 @@ r"""Muon for whole networks: weights as matrices by Muon, everything else by Ada
 
 Muon (Jordan et al., 2024) replaces the momentum of a weight matrix by the nearest orthogonal one,
 so that its step is equally long in every direction. PyTorch's own `torch.optim.Muon` takes matrices
-only. Here the weight of a convolution, (out, in, height, width), is flattened to the matrix (out,
-in · height · width), and everything else is trained by `torch.optim.AdamW`, behind one optimiser:
-one list of groups for schedules, one state for checkpoints.
+only. Here the weight of a convolution is flattened to the matrix (out, in · height · width), and
+everything else is trained by `torch.optim.AdamW`, with one list of groups and one state for both.
 
 Orthogonal steps are scaled by $0.2 \sqrt{\max\{m, k\}}$ for $m$ outputs and $k$ inputs
 (`adjust_lr_fn="match_rms_adamw"`; Liu et al., 2025). Their entries then have AdamW's size, so

@@ -68,10 +68,7 @@ def damped_inverses(
 
 
 def eigenbases(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvectors, in columns, and eigenvalues (n, d), none below zero, of (n, d, d) matrices.
-
-    For diagonal ones, (n, d), the columns stand for a diagonal of ones, too.
-    """
+    """Eigenvectors, in columns, and eigenvalues, none below 0; diagonals have diagonal ones."""
     if matrices.ndim == 2:
         return torch.ones_like(matrices), matrices
     values, vectors = torch.linalg.eigh(matrices)

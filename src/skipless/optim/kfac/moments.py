@@ -8,10 +8,9 @@ which sums to compute. Rows of pixels are multiplied one by one, in one batch: a
 19 batches instead of 81 products, all of them on views of one copy of the inputs.
 
 Sums are in float32, or in float64 where the tensors are. Extra memory is at most about that of the
-result, of a product for each row of an image, or of `PRODUCT_BYTES`, and of six copies of a part of
-the batch, each of `CHUNK_BYTES` or of one example, of which a `Scratch` keeps four (nine and seven
-where kernels are nearly as large as images); and one copy of the whole batch for padding other than
-zeros.
+result, of a product for each row of an image, or of `PRODUCT_BYTES`, and of six copies (nine where
+kernels are nearly as large as images) of `CHUNK_BYTES` of the batch or of one example; and one copy
+of the whole batch for padding other than zeros.
 
 Axes: N = examples, C = channels, H and W = height and width, n = rows, d = entries of a row.
 """

@@ -117,8 +117,7 @@ def times_hessian(outputs: Tensor, vector: Tensor, loss: Loss) -> Tensor:
 def _draw(random: Callable[..., Tensor], like: Tensor, seed: int) -> Tensor:
     """Numbers by `random`, such as `torch.rand`, shaped like a tensor with examples first.
 
-    Each process draws for the examples of all and keeps its own part, so that the numbers do not
-    depend on how many processes share a batch.
+    Each process draws for all and keeps its part: their number does not change what is drawn.
     """
     generator = torch.Generator(like.device).manual_seed(seed)
     n, *rest = like.shape
