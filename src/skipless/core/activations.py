@@ -21,23 +21,6 @@ from .formulas import Array, Formulas, Function
 
 # pyright: reportUnnecessaryIsInstance=false
 
-__all__ = [
-    "Activation",
-    "Array",
-    "Function",
-    "UnknownActivationError",
-    "activation",
-    "activation_names",
-    "celu",
-    "elu",
-    "leaky_relu",
-    "native",
-    "native_name",
-    "soft_shrink",
-    "softplus",
-    "transform",
-]
-
 CONSTANTS = ("input_scale", "input_shift", "output_scale", "output_shift")
 T = TypeVar("T")
 
@@ -70,8 +53,7 @@ class Activation:
         name: how errors and tables call it.
         period: after which φ repeats itself, if it does.
         bend: around where, and on what scale, a smooth φ bends.
-        family: the family of a member of one, such as "elu".
-        parameter: its parameter in that family.
+        family: such as "elu", of which φ is the member with this `parameter`.
 
     >>> hinge = Activation(
     ...     value=lambda x: np.maximum(x - 1.0, 0.0) ** 2,
@@ -98,7 +80,7 @@ class Activation:
     def __post_init__(self) -> None:
         for part in ("value", "slope", "curvature"):
             self._check_function(part)
-        kinks = tuple(sorted({float(k) for k in self.kinks}))
+        kinks = tuple(sorted(set(map(float, self.kinks))))
         if not all(map(math.isfinite, kinks)):
             raise ValueError(
                 f"Activation {self.name!r}: kinks must be finite, got {kinks}. "
@@ -214,14 +196,15 @@ def transform(
     inner: Function = lambda x: input_scale * x + input_shift
     slope_scale = output_scale * input_scale
     curvature_scale = slope_scale * input_scale
+    centre, width = activation.bend
     return Activation(
         lambda x: output_scale * (activation.value(inner(x)) + output_shift),
         lambda x: slope_scale * activation.slope(inner(x)),
         lambda x: curvature_scale * activation.curvature(inner(x)),
         tuple((k - input_shift) / input_scale for k in activation.kinks),
         f"transformed {activation.name}",
-        None if activation.period is None else activation.period / abs(input_scale),
-        bend=((activation.bend[0] - input_shift) / input_scale, activation.bend[1] / input_scale),
+        activation.period and activation.period / abs(input_scale),
+        bend=((centre - input_shift) / input_scale, width / input_scale),
     )
 
 
@@ -239,18 +222,12 @@ def activation(name: str | Activation, negative_slope: float | None = None) -> A
     >>> activation("elu(alpha=0.3)") is elu(0.3)
     True
     """
-    if isinstance(name, Activation):
-        found = name
-    else:
-        if not isinstance(name, str):
-            raise TypeError(
-                f"activation must be a name such as 'tanh', or an Activation(value, slope, "
-                f"curvature, kinks) of your own, got {name!r}."
-            )
-        key = _key(name)
-        found = _TABLE.get(key) or _TABLE.get(_key(_ALIASES.get(key, ""))) or _find_member(name)
-        if found is None:
-            raise UnknownActivationError(_unknown(name))
+    if not isinstance(name, str | Activation):
+        raise TypeError(
+            f"activation must be a name such as 'tanh', or an Activation(value, slope, "
+            f"curvature, kinks) of your own, got {name!r}."
+        )
+    found = _find(name) if isinstance(name, str) else name
     if negative_slope is None:
         return found
     if found is not _TABLE["leakyrelu"]:
@@ -274,23 +251,21 @@ def _key(name: str) -> str:
     return name.lower().translate(str.maketrans("", "", " -_"))
 
 
-def _find_member(name: str) -> Activation | None:
-    """The member of a family that has this name, such as "elu(alpha=0.3)"."""
+def _find(name: str) -> Activation:
+    key = _key(name)
+    if known := _TABLE.get(_key(_ALIASES.get(key, key))):
+        return known
     for family, law in _FAMILIES.items():
         start = f"{family}({law.label}="
         if name.startswith(start) and name.endswith(")"):
             return _member(family, float(name[len(start) : -1]))
-    return None
-
-
-def _unknown(name: str) -> str:
+    advice = f"Known names: {', '.join(activation_names())}."
     spellings = {key: phi.name for key, phi in _TABLE.items()} | _ALIASES
-    near = [spellings[key] for key in difflib.get_close_matches(_key(name), spellings)]
-    if near:
-        advice = f"Did you mean {' or '.join(map(repr, dict.fromkeys(near)))}?"
-    else:
-        advice = f"Known names: {', '.join(activation_names())}."
-    return f"Unknown activation {name!r}. {advice} Or pass an Activation of your own."
+    if near := difflib.get_close_matches(key, spellings):
+        advice = f"Did you mean {' or '.join(dict.fromkeys(repr(spellings[k]) for k in near))}?"
+    raise UnknownActivationError(
+        f"Unknown activation {name!r}. {advice} Or pass an Activation of your own."
+    )
 
 
 def leaky_relu(negative_slope: float = 0.01) -> Activation:
@@ -360,25 +335,16 @@ _FAMILIES = {
 }
 
 
+@cache
 def _member(family: str, parameter: float) -> Activation:
     law = _FAMILIES[family]
     if not law.above < parameter < math.inf:
         condition = "finite" if math.isinf(law.above) else f"finite and above {law.above:g}"
         raise ValueError(f"{family}: {law.label} must be {condition}, got {parameter!r}.")
-    return _cached_member(family, float(parameter))
-
-
-@cache
-def _cached_member(family: str, parameter: float) -> Activation:
-    law = _FAMILIES[family]
-    default = parameter == law.default
-    return Activation(
-        *law.formulas(parameter),
-        law.kinks(parameter),
-        family if default else f"{family}({law.label}={parameter!r})",
-        family=family,
-        parameter=parameter,
-    )
+    number = float(parameter)
+    name = family if number == law.default else f"{family}({law.label}={number!r})"
+    functions, kinks = law.formulas(number), law.kinks(number)
+    return Activation(*functions, kinks, name, family=family, parameter=number)
 
 
 _TABLE = {

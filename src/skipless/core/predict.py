@@ -9,15 +9,15 @@ channels either, and the terms of a sum are not independent if they have parts i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
 from scipy.optimize import brentq
 
-from .activations import Activation, Array, Function
-from .graph import Affine, Concat, Graph, Nonlinearity, Sum, inputs_of
+from .activations import Activation, Array, transform
+from .graph import Affine, Concat, Graph, Node, Nonlinearity, Sum, inputs_of
 from .maps import c_map, q_map, tabulated_c_map
 from .network import ORTHOGONAL, Point, propagate
 from .rescale import ancestors, combine
@@ -40,9 +40,6 @@ def predict(graph: Graph, solution: Solution, start: Point = ORTHOGONAL) -> tupl
         solution: what `solve` returns, for this graph or another one.
         start: q value of either input and c value of the pair, by default q = 1 and c = 0.
 
-    Returns:
-        A `Point(q, c)` for each of `graph.nodes`, in their order.
-
     >>> from .solve import solve
     >>> chain = Graph.chain(50)
     >>> round(predict(chain, solve(chain))[-1].c, 9)
@@ -63,15 +60,15 @@ def without_mixing(graph: Graph) -> list[int]:
     >>> without_mixing(Graph.chain(3))
     []
     """
-    raw: set[int] = set()
+    raw = {0}
     found: list[int] = []
     for index, node in enumerate(graph.nodes):
         read_raw = not raw.isdisjoint(inputs_of(node))
         if isinstance(node, Nonlinearity):
+            raw.add(index)
             if read_raw and index in graph.live:
                 found.append(index)
-            raw.add(index)
-        elif index == 0 or (read_raw and not (isinstance(node, Affine) and node.mixes)):
+        elif read_raw and not (isinstance(node, Affine) and node.mixes):
             raw.add(index)
     return found
 
@@ -91,18 +88,16 @@ def dependent_sums(graph: Graph) -> list[int]:
         )
 
     sources: list[set[int]] = []
-    found: dict[int, None] = {}
+    found: set[int] = set()
     for index, node in enumerate(graph.nodes):
-        own = {index}
-        if isinstance(node, Sum):
-            own = set[int]()
-            for i in node.inputs:
-                new, old = sources[i] - own, own - sources[i]
-                if index in graph.live and any(not independent(a, b) for a in new for b in old):
-                    found[index] = None
-                own |= sources[i]
+        own = set[int]() if isinstance(node, Sum) else {index}
+        for i in node.inputs if isinstance(node, Sum) else ():
+            new, old = sources[i] - own, own - sources[i]
+            if not all(independent(a, b) for a in new for b in old):
+                found.add(index)
+            own |= sources[i]
         sources.append(own)
-    return list(found)
+    return sorted(found & graph.live)
 
 
 def approximations(graph: Graph) -> list[str]:
@@ -156,78 +151,62 @@ class _RuleFinder:
         self.rules: dict[int, Rule] = {}
         self._maps, self._sigma_w = maps, sigma_w
         self._groups: list[list[_ChannelGroup]] = []
-        self._combinations: list[dict[int, float]] = []  # each node as a sum of others
+        combinations: list[dict[int, float]] = []  # each node as a sum of others
         for index, node in enumerate(graph.nodes):
-            self._groups.append([_ChannelGroup(1.0, index, None)])
-            self._combinations.append({index: 1.0})
-            match node:
-                case Nonlinearity(i):
-                    self._visit_nonlinearity(index, i)
-                case Affine(i) if not node.mixes:
-                    self._visit_depthwise(index, i)
-                case Concat():
-                    self._visit_concat(index, node)
-                case Sum():
-                    self._visit_sum(index, node)
-                case _:
-                    pass
+            groups, normal = self._groups_of(node), [_ChannelGroup(1.0, index, None)]
+            self._groups.append(groups if 0 < len(groups) <= _MOST_GROUPS else normal)
+            combinations.append({index: 1.0})
+            if isinstance(node, Nonlinearity):
+                if self._groups[node.input] != [_ChannelGroup(1.0, node.input, None)]:
+                    self.rules[index] = partial(self._by_group, groups)
+            elif isinstance(node, Sum):
+                parts = [combinations[i] for i in node.inputs]
+                combinations[index] = combine(zip(parts, node.weights, strict=True))
+                if len(combinations[index]) < sum(map(len, parts)):
+                    self.rules[index] = partial(_by_part, combinations[index])
 
-    def _visit_nonlinearity(self, index: int, source: int) -> None:
-        phi, compose = self._maps.phi, self._maps.compose
-        groups = [
-            replace(group, function=compose(group.function) if group.function else phi)
-            for group in self._groups[source]
-        ]
-        if self._groups[source] != [_ChannelGroup(1.0, source, None)]:
-            self.rules[index] = partial(self._mixture, groups)
-        self._groups[index] = groups
+    def _groups_of(self, node: Node) -> list[_ChannelGroup]:
+        """The groups of a node's channels; none if they are normal."""
+        match node:
+            case Nonlinearity(i):
+                phi, compose = self._maps.phi, self._maps.compose
+                return [
+                    replace(group, function=compose(group.function) if group.function else phi)
+                    for group in self._groups[i]
+                ]
+            case Affine(i) if not node.mixes and any(g.function for g in self._groups[i]):
+                return [half for group in self._groups[i] for half in self._halves(group)]
+            case Concat(inputs, widths):
+                return [
+                    replace(group, share=group.share * (n / sum(widths)))
+                    for i, n in zip(inputs, widths, strict=True)
+                    for group in self._groups[i]
+                ]
+            case Sum((i,), (1.0,)):
+                return self._groups[i]
+            case _:
+                return []
 
-    def _visit_depthwise(self, index: int, source: int) -> None:
-        groups = self._groups[source]
-        if not any(g.function for g in groups) or 2 * len(groups) > _MOST_GROUPS:
+    def _halves(self, group: _ChannelGroup) -> Iterator[_ChannelGroup]:
+        if group.function is None:  # ± normal numbers are normal numbers
+            yield group
             return
-        halves: list[_ChannelGroup] = []
-        for group in groups:
-            if group.function is None:  # ± normal numbers are normal numbers
-                halves.append(group)
-            else:
-                both = (_multiple(group.function, s * self._sigma_w) for s in (1.0, -1.0))
-                halves += [replace(group, share=group.share / 2.0, function=f) for f in both]
-        self._groups[index] = halves
+        for sigma in (self._sigma_w, -self._sigma_w):
+            signed = transform(group.function, output_scale=sigma)
+            yield replace(group, share=group.share / 2.0, function=signed)
 
-    def _visit_concat(self, index: int, node: Concat) -> None:
-        shares = [n / sum(node.widths) for n in node.widths]
-        groups = [
-            replace(group, share=group.share * share)
-            for i, share in zip(node.inputs, shares, strict=True)
-            for group in self._groups[i]
-        ]
-        if len(groups) <= _MOST_GROUPS:
-            self._groups[index] = groups
-
-    def _visit_sum(self, index: int, node: Sum) -> None:
-        parts = [self._combinations[i] for i in node.inputs]
-        total = combine(zip(parts, node.weights, strict=True))
-        if len(total) < sum(map(len, parts)):
-            self.rules[index] = partial(_combination, total)
-        if node.weights == (1.0,):
-            self._groups[index] = self._groups[node.inputs[0]]
-        self._combinations[index] = total
-
-    def _mixture(self, groups: Sequence[_ChannelGroup], points: Sequence[Point]) -> Point:
+    def _by_group(self, groups: Sequence[_ChannelGroup], points: Sequence[Point]) -> Point:
         known = [self._maps.point(g.function, points[g.source]) for g in groups if g.function]
-        qs = [group.share * p.q for group, p in zip(groups, known, strict=True)]
-        return Point(sum(qs), sum(q * p.c for q, p in zip(qs, known, strict=True)) / sum(qs))
+        return _blend([group.share for group in groups], known)
 
 
-def _combination(parts: Mapping[int, float], points: Sequence[Point]) -> Point:
-    qs = {source: part**2 * points[source].q for source, part in parts.items()}
-    return Point(sum(qs.values()), sum(q * points[i].c for i, q in qs.items()) / sum(qs.values()))
+def _by_part(parts: Mapping[int, float], points: Sequence[Point]) -> Point:
+    return _blend([part**2 for part in parts.values()], [points[source] for source in parts])
 
 
-def _multiple(f: Activation, factor: float) -> Activation:
-    scaled: Callable[[Function], Function] = lambda g: lambda x: factor * g(x)
-    return Activation(scaled(f.value), scaled(f.slope), scaled(f.curvature), f.kinks)
+def _blend(shares: Sequence[float], points: Sequence[Point]) -> Point:
+    qs = [share * point.q for share, point in zip(shares, points, strict=True)]
+    return Point(sum(qs), sum(q * p.c for q, p in zip(qs, points, strict=True)) / sum(qs))
 
 
 def composition(outer: Activation, inner: Activation) -> Activation:

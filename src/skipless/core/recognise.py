@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 import numpy as np
 
@@ -36,7 +37,7 @@ CLOSE = 1e-9  # relative to the largest value, in float64
 class ScaledActivation:
     """`scale` · φ, where φ is an activation, or the identity if it is None."""
 
-    phi: Activation | str | None  # a string names one that is known without its values
+    phi: Activation | None
     scale: float
 
 
@@ -49,21 +50,17 @@ def recognise(values: Array, close: float = CLOSE) -> ScaledActivation | None:
     """
     if values.shape != PROBE.shape or not np.all(np.isfinite(values)):
         return None
-    if (scale := _multiple(values, PROBE, close)) is not None:
-        return ScaledActivation(None, scale)
-    for phi, expected in _table():
+    members = ((phi, phi(PROBE)) for phi in _families(values))
+    for phi, expected in chain(_table(), members):
         if (scale := _multiple(values, expected, close)) is not None:
             return ScaledActivation(phi, scale)
-    for family in _families(values):
-        if (scale := _multiple(values, family(PROBE), close)) is not None:
-            return ScaledActivation(family, scale)
     return None
 
 
 @cache
-def _table() -> tuple[tuple[Activation, Array], ...]:
+def _table() -> list[tuple[Activation | None, Array]]:
     names = [name for name in activation_names() if name not in ("identity", "celu")]  # celu = elu
-    return tuple((activation(name), activation(name)(PROBE)) for name in names)
+    return [(None, PROBE), *((activation(name), activation(name)(PROBE)) for name in names)]
 
 
 def _families(values: Array) -> Iterator[Activation]:
@@ -95,7 +92,6 @@ def _multiple(values: Array, expected: Array, close: float) -> float | None:
         return None
     scale = float(values[anchor] / expected[anchor])
     size = np.max(np.abs(values))
-    fits = size > 0.0 and np.max(np.abs(values - scale * expected)) <= close * size
-    if not fits:
+    if size == 0.0 or np.max(np.abs(values - scale * expected)) > close * size:
         return None
     return 1.0 if abs(scale - 1.0) < close else scale

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import assert_never
@@ -16,7 +16,7 @@ from typing import assert_never
 import numpy as np
 from scipy.optimize import brentq
 
-from .activations import Activation, activation
+from .activations import Activation, leaky_relu
 from .activations import activation as look_up
 from .curves import (
     DKS_CONDITIONS,
@@ -28,7 +28,7 @@ from .curves import (
     transformations,
 )
 from .edge import eoc
-from .gaussian import Moments, moments, tanh_sinh_moments
+from .gaussian import moments, tanh_sinh_moments
 from .graph import Graph, Nonlinearity
 from .maps import arc_gap
 from .network import max_c_value, max_curvature, max_slope, propagate
@@ -61,7 +61,7 @@ def tat_leaky_relu(graph: Graph, eta: float, clamp: bool) -> Solution:
         kappa = float(brentq(gap, 0.0, 1.0, xtol=1e-300, rtol=1e-15))
     alpha = negative_slope(kappa)
     gamma = math.sqrt(2.0 / (1.0 + alpha * alpha))
-    m = tanh_sinh_moments(activation("leaky_relu", alpha), 1.0, 0.0)
+    m = tanh_sinh_moments(leaky_relu(alpha), 1.0, 0.0)
     local = m.conditions(gamma, 0.0)
     # C(0) = κ/π by quadrature, so that μ⁰ does not rest on the closed form alone.
     local["mu0"] = c_at_zero(math.pi * local["C(0)"])
@@ -85,16 +85,8 @@ def dks_leaky_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solu
         zeta = clamp_or_raise(clamp, "C_f'(1)", zeta, max_slope(graph, steepest), why)
         slope = steepest
     alpha = negative_slope(min(2.0, math.pi * (1.0 - 1.0 / slope)))
-    m = tanh_sinh_moments(activation("leaky_relu", alpha), 1.0, 0.0)
-    found = Solution(
-        "leaky_relu",
-        negative_slope=alpha,
-        input_shift=0.0,
-        output_scale=float(m.variance) ** -0.5,
-        output_shift=-float(m.mean),
-    )
     targets = {"Q(1)": 1.0, "Q'(1)": 1.0, "C(0)": 0.0, "C'(1)": slope, "mu1": zeta}
-    return found.with_residuals(targets, _dks_attained(graph, found, m))
+    return _checked(graph, leaky_relu(alpha), targets, 0.0)
 
 
 def dks_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solution:
@@ -104,7 +96,7 @@ def dks_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solution:
         "Use activation='leaky_relu' to keep it.",
         stacklevel=3,
     )
-    relu = activation("relu")
+    relu = look_up("relu")
 
     def gap(beta: float) -> float:
         m = moments(relu, np.ones(1), np.array([beta]))
@@ -119,21 +111,12 @@ def dks_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solution:
             f"it needs C'(1) = {slope:.6g} in every layer, but shifted ReLU only reaches "
             f"{reached:.6g}. Change the target or the depth"
         )
-        zeta, slope = (
-            clamp_or_raise(clamp, "C_f'(1)", zeta, max_slope(graph, reached), why),
-            reached,
-        )
+        zeta = clamp_or_raise(clamp, "C_f'(1)", zeta, max_slope(graph, reached), why)
+        slope = reached
     else:
         beta = float(brentq(gap, low, high, xtol=1e-14, rtol=1e-15))
-    m = tanh_sinh_moments(relu, 1.0, beta)
-    found = Solution(
-        "relu",
-        input_shift=beta,
-        output_scale=float(m.variance) ** -0.5,
-        output_shift=-float(m.mean),
-    )
     targets = {"Q(1)": 1.0, "C(0)": 0.0, "C'(1)": slope, "mu1": zeta}
-    return found.with_residuals(targets, _dks_attained(graph, found, m))
+    return _checked(graph, relu, targets, beta)
 
 
 def negative_slope(kappa: float) -> float:
@@ -156,13 +139,6 @@ def _relu_depth(eta: float) -> str:
     return "more than 100,000"
 
 
-def _dks_attained(graph: Graph, found: Solution, m: Moments) -> dict[str, float]:
-    assert found.output_scale is not None
-    assert found.output_shift is not None
-    local = m.conditions(found.output_scale, found.output_shift)
-    return local | {"mu1": max_slope(graph, local["C'(1)"])}
-
-
 def tat_smooth(graph: Graph, tau: float, phi: Activation, clamp: bool) -> Solution:
     r"""$Q(1) = Q'(1) = C'(1) = 1$ and $\mu^2_f = \tau$ (equations 14 to 16, algorithm 2)."""
     if phi.has_slope_jump:
@@ -174,14 +150,11 @@ def tat_smooth(graph: Graph, tau: float, phi: Activation, clamp: bool) -> Soluti
     multiple = max_curvature(graph, 1.0)
     point = _best(phi, TAT_CONDITIONS, tau / multiple)
     if point is None:
-        span = _span(phi, TAT_CONDITIONS, "TAT")
-        point = _nearest(phi, TAT_CONDITIONS, tau / multiple)
-        why = _explain_range(phi, "C''(1)", tau / multiple, span, lambda r: multiple * r)
-        tau = clamp_or_raise(clamp, "C_f''(1)", tau, multiple * point.reading, why)
-    local = _conditions(phi, point)
-    local["mu2"] = max_curvature(graph, local["C''(1)"])
+        globally: Callable[[float], float] = lambda r: multiple * r
+        point, why = _nearest(phi, TAT_CONDITIONS, tau / multiple, "C''(1)", globally)
+        tau = clamp_or_raise(clamp, "C_f''(1)", tau, globally(point.reading), why)
     targets = {"Q(1)": 1.0, "Q'(1)": 1.0, "C'(1)": 1.0, "C''(1)": tau / multiple, "mu2": tau}
-    return _solution(phi, point).with_residuals(targets, local)
+    return _checked(graph, phi, targets, point.beta, point.alpha, (point.gamma, point.delta))
 
 
 def dks_smooth(graph: Graph, zeta: float, slope: float, phi: Activation, clamp: bool) -> Solution:
@@ -189,16 +162,12 @@ def dks_smooth(graph: Graph, zeta: float, slope: float, phi: Activation, clamp: 
     families = (DKS_CONDITIONS,)
     point = _best(phi, families, slope - 1.0)
     if point is None:
-        span = _span(phi, families, "DKS")
-        point = _nearest(phi, families, slope - 1.0)
         globally: Callable[[float], float] = lambda r: max_slope(graph, 1.0 + r)
-        why = _explain_range(phi, "C'(1) - 1", slope - 1.0, span, globally)
+        point, why = _nearest(phi, families, slope - 1.0, "C'(1) - 1", globally)
         zeta = clamp_or_raise(clamp, "C_f'(1)", zeta, globally(point.reading), why)
         slope = 1.0 + point.reading
-    local = _conditions(phi, point)
-    local["mu1"] = max_slope(graph, local["C'(1)"])
     targets = {"Q(1)": 1.0, "Q'(1)": 1.0, "C(0)": 0.0, "C'(1)": slope, "mu1": zeta}
-    return _solution(phi, point).with_residuals(targets, local)
+    return _checked(graph, phi, targets, point.beta, point.alpha, (point.gamma, point.delta))
 
 
 def _best(
@@ -210,7 +179,15 @@ def _best(
     return next(candidates, None)
 
 
-def _span(phi: Activation, families: tuple[Conditions, ...], method: str) -> tuple[float, float]:
+def _nearest(
+    phi: Activation,
+    families: tuple[Conditions, ...],
+    target: float,
+    reading: str,
+    globally: Callable[[float], float],
+) -> tuple[Transformation, str]:
+    """The solution whose reading is nearest to an unreachable `target`, and why it is."""
+    method = families[0].name
     if phi.degree is not None:
         raise UnreachableTargetError(
             f"{method} cannot shape {phi.name}: it is homogeneous, φ(sx) = s^{phi.degree:g} φ(x), "
@@ -224,43 +201,43 @@ def _span(phi: Activation, families: tuple[Conditions, ...], method: str) -> tup
             f"{method} cannot shape {phi.name}: no input scale and shift satisfy Q(1) = 1, "
             "Q'(1) = 1 and the C map conditions, for any target. Use another activation."
         )
-    return min(low for low, _ in spans), max(high for _, high in spans)
-
-
-def _nearest(phi: Activation, families: tuple[Conditions, ...], target: float) -> Transformation:
-    """The solution whose reading is nearest to an unreachable `target`."""
+    low, high = min(low for low, _ in spans), max(high for _, high in spans)
     ends = [point for c in families if (point := nearest_transformation(phi, c, target))]
-    return min(ends, key=lambda point: abs(math.log(point.reading / target)))
-
-
-def _explain_range(
-    phi: Activation,
-    reading: str,
-    needed: float,
-    span: tuple[float, float],
-    globally: Callable[[float], float],
-) -> str:
-    low, high = span
-    return (
-        f"it needs {reading} = {needed:.4g} in every layer, but {phi.name} reaches {low:.3g} to "
+    why = (
+        f"it needs {reading} = {target:.4g} in every layer, but {phi.name} reaches {low:.3g} to "
         f"{high:.4g}, which is {globally(low):.4g} to {globally(high):.4g} in this network. "
         "Change the target, the depth or the activation"
     )
+    return min(ends, key=lambda point: abs(math.log(point.reading / target))), why
 
 
-def _conditions(phi: Activation, point: Transformation) -> dict[str, float]:
-    """Every local condition at `point`, by the second quadrature."""
-    return tanh_sinh_moments(phi, point.alpha, point.beta).conditions(point.gamma, point.delta)
+def _checked(
+    graph: Graph,
+    phi: Activation,
+    targets: Mapping[str, float],
+    beta: float,
+    alpha: float | None = None,
+    output: tuple[float, float] | None = None,
+) -> Solution:
+    """φ̂ with these constants, if a second quadrature confirms all `targets`.
 
-
-def _solution(phi: Activation, point: Transformation) -> Solution:
-    return replace(
+    Without `output`, γ and δ are those with which Q(1) = 1 and C(0) = 0.
+    """
+    m = tanh_sinh_moments(phi, 1.0 if alpha is None else alpha, beta)
+    gamma, delta = output or (float(m.variance) ** -0.5, -float(m.mean))
+    attained = m.conditions(gamma, delta)
+    if "mu1" in targets:
+        attained["mu1"] = max_slope(graph, attained["C'(1)"])
+    if "mu2" in targets:
+        attained["mu2"] = max_curvature(graph, attained["C''(1)"])
+    found = replace(
         Solution.of(phi),
-        input_scale=point.alpha,
-        input_shift=point.beta,
-        output_scale=point.gamma,
-        output_shift=point.delta,
+        input_scale=alpha,
+        input_shift=beta,
+        output_scale=gamma,
+        output_shift=delta,
     )
+    return found.with_residuals(targets, attained)
 
 
 def solve(
@@ -299,8 +276,16 @@ def solve(
             f"{type(method).__name__} needs a graph with an activation on a path to its output, "
             f"got {graph!r}."
         )
-    if not (phi.degree == 1.0 and isinstance(method, TAT | EOC)):
-        _require_unit_q(graph, phi)
+    # Only a homogeneous φ has the same C map at every q, and only DKS shifts it.
+    q_free = phi.degree == 1.0 and isinstance(method, TAT | EOC)
+    if not q_free and (found := _first_off_unit_q(graph)):
+        node, q = found
+        where = f" ({node.origin})" if node.origin else ""
+        raise ValueError(
+            f"{phi.name} needs q = 1, but an activation{where} gets q = {q:.6g} from sums that are "
+            "not normalised. Scale the weights of every sum so that their squares add up to 1, or "
+            "use TAT with leaky_relu, which works at every q."
+        )
     match method:
         case TAT(eta=eta, tau=tau):
             if phi.negative_slope is not None:
@@ -345,18 +330,6 @@ def _slope_for(graph: Graph, zeta: float) -> float:
     while gap(high) < 0.0:  # from below, since steep slopes overflow in deep networks
         high *= 2.0
     return math.exp(float(brentq(gap, low, high, xtol=1e-300, rtol=1e-15)))
-
-
-def _require_unit_q(graph: Graph, phi: Activation) -> None:
-    """Raises if sums change q: only a homogeneous φ has the same C map at every q."""
-    if (found := _first_off_unit_q(graph)) is not None:
-        node, q = found
-        where = f" ({node.origin})" if node.origin else ""
-        raise ValueError(
-            f"{phi.name} needs q = 1, but an activation{where} gets q = {q:.6g} from sums that are "
-            "not normalised. Scale the weights of every sum so that their squares add up to 1, or "
-            "use TAT with leaky_relu, which works at every q."
-        )
 
 
 @lru_cache(maxsize=64)

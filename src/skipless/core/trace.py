@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar, assert_never
 
@@ -104,26 +104,21 @@ def read(record: Recorded[T]) -> Reading[T]:
             says where, and what to do about it.
     """
     reader = _Reader(record)
-    graph, output = reader.read()
-    return Reading(graph, reader.notes, reader.steps, _find_axes(record), output)
-
-
-@dataclass(frozen=True)
-class _Function:
-    """A pointwise function by its values on `PROBE`, None if unknown."""
-
-    values: Array | None
-    affine: bool = False  # it only adds and multiplies constants
-    shaped: bool = False  # it is a shaped activation, known without values
+    graph = reader.read()
+    return Reading(graph, reader.notes, reader.steps, _find_axes(record), record.output)
 
 
 @dataclass(frozen=True)
 class _Value(Generic[T]):
-    """A tensor as a function, if not the identity, of the tensor `base`, which is at `node`."""
+    """A tensor as a function of the tensor `base`, which is at `node`.
+
+    It is known by its `values` on `PROBE`, or None where it is not the same at all places.
+    """
 
     node: int
     base: T
-    function: _Function | None = None
+    values: Array | None
+    affine: bool = True  # it only adds and multiplies constants
 
 
 class _Reader(Generic[T]):
@@ -143,16 +138,15 @@ class _Reader(Generic[T]):
         self._narrow: set[int] = set()  # layers of few channels
         self._weights: set[Hashable] = set()
 
-    def read(self) -> tuple[Graph, T]:
+    def read(self) -> Graph:
         start = self.record.input
         self._set(start, "input", self._builder.input(origin=self.record.origin(start)))
         for tensor, operation in self.record.operations.items():
             self._read(tensor, operation)
-        output = self.record.output
-        last = self._at(output)
+        last = self._at(self.record.output)
         if last != len(self._builder.nodes) - 1:  # dead ends come after the output: close it off
             self._builder.sum([last], [1.0])
-        return self._builder.build(), output
+        return self._builder.build()
 
     def _read(self, tensor: T, operation: rec.Operation[T]) -> None:
         match operation:
@@ -172,8 +166,8 @@ class _Reader(Generic[T]):
             case rec.Pointwise():
                 self._pointwise(tensor, operation)
             case rec.ShapedCall(sources=(source,)):
-                node = self._at(source, tensor)
-                self._values[tensor] = _Value(node, source, _Function(None, shaped=True))
+                node = self._activate(tensor, (source, tensor), self._at(source, tensor))
+                self._set(tensor, "activation", node, (source,))
             case rec.Preparation(sources, elsewhere):
                 nodes = {self._at(source, tensor) for source in sources}
                 if nodes != {0}:
@@ -190,7 +184,7 @@ class _Reader(Generic[T]):
 
     def _set(self, tensor: T, kind: Kind, node: int, inputs: Sequence[T] = ()) -> None:
         self.steps[tensor] = Step(kind, node, tuple(inputs))
-        self._values[tensor] = _Value(node, tensor)
+        self._values[tensor] = _Value(node, tensor, PROBE)
 
     def _layer(self, tensor: T, layer: rec.Layer[T]) -> None:
         where = self.record.origin(tensor)
@@ -222,7 +216,7 @@ class _Reader(Generic[T]):
         if not math.isclose(factor, 1.0):
             self._factors[tensor] = factor
             self.steps[tensor] = Step("move", node, (source,), factor)
-            self._values[tensor] = _Value(node, tensor, _Function(factor * PROBE))
+            self._values[tensor] = _Value(node, tensor, factor * PROBE, affine=False)
 
     def _concatenate(self, tensor: T, operation: rec.Concatenation[T]) -> None:
         parts = [part for part in operation.sources if part is not None]
@@ -252,44 +246,39 @@ class _Reader(Generic[T]):
         self._set(tensor, "sum", node, tuple(total))
 
     def _pointwise(self, tensor: T, operation: rec.Pointwise[T]) -> None:
-        for source in operation.sources:
-            function = self._values[source].function
-            if function is not None and function.shaped:
-                self._at(source, tensor)
         if len({self._values[source].base for source in operation.sources}) == 1:
-            self._values[tensor] = self._compose(tensor)
+            self._compose(tensor)
         elif operation.weights is not None:
             self._sum(tensor, operation.sources, operation.weights)
         else:
             where = self.record.origin(tensor)
             raise UnsupportedModelError(rec.combines_branches(where, operation.name))
 
-    def _compose(self, tensor: T) -> _Value[T]:
-        """A pointwise operation as a function of the tensor that its sources are functions of."""
+    def _compose(self, tensor: T) -> None:
+        """Read a pointwise operation as a function of what its sources are functions of."""
         operation = self.record.operations[tensor]
         assert isinstance(operation, rec.Pointwise)
-        first = self._values[operation.sources[0]]
-        known: dict[T, Array | None] = {}
-        for source in operation.sources:
-            function = self._values[source].function
-            known[source] = PROBE if function is None else function.values
-        alone = operation.affine and len(operation.sources) == 1
-        affine = alone and (first.function is None or first.function.affine)
-        return _Value(first.node, first.base, _Function(self._evaluate(tensor, known), affine))
+        sources = {source: self._values[source] for source in operation.sources}
+        first = sources[operation.sources[0]]
+        affine = operation.affine and len(operation.sources) == 1 and first.affine
+        values = self._evaluate(tensor, {source: v.values for source, v in sources.items()})
+        self._values[tensor] = _Value(first.node, first.base, values, affine)
 
     def _evaluate(self, tensor: T, sources: Mapping[T, Array | None]) -> Array | None:
         known = {source: values for source, values in sources.items() if values is not None}
-        if len(known) < len(sources):
-            return None
-        return self.record.values(tensor, known)
+        return self.record.values(tensor, known) if len(known) == len(sources) else None
 
     def _at(self, tensor: T, user: T | None = None) -> int:
         """The node for `tensor` itself, which is a sum of one term if it has a factor."""
         node, scale = self._scaled(tensor, user)
-        if self._values[tensor].function is not None:
+        if not self._is_node(tensor):
             node = self._builder.sum([node], [scale], origin=self.record.origin(tensor))
-            self._values[tensor] = _Value(node, tensor)
+            self._values[tensor] = _Value(node, tensor, PROBE)
         return node
+
+    def _is_node(self, tensor: T) -> bool:
+        value = self._values[tensor]
+        return value.base == tensor and value.values is PROBE
 
     def _scaled(self, tensor: T, user: T | None, *, in_sum: bool = False) -> tuple[int, float]:
         """The node for `tensor`, and the factor by which to multiply it.
@@ -299,11 +288,11 @@ class _Reader(Generic[T]):
         if not in_sum and self._standardises_input(tensor):
             self._standardise(tensor)
         value = self._values[tensor]
-        if value.function is None:
+        if self._is_node(tensor):
             return value.node, 1.0
         if tensor in self.steps:
             return self.steps[tensor].node, self.steps[tensor].scale
-        found = self._recognise(tensor, value.function)
+        found = self._recognise(tensor, value.values)
         before = None
         if found is None:
             before = self._find_cut(tensor)
@@ -317,30 +306,23 @@ class _Reader(Generic[T]):
             raise self._unknown_function(tensor, user)
         kind, node = "scale", value.node
         if found.phi is not None:
-            kind, node = "activation", self._activate(tensor, value, found.phi)
-        phi = found.phi if isinstance(found.phi, Activation) else None
-        self.steps[tensor] = Step(kind, node, (value.base,), found.scale, phi)
+            kind, node = "activation", self._activate(tensor, (value.base, found.phi), node)
+        self.steps[tensor] = Step(kind, node, (value.base,), found.scale, found.phi)
         if found.scale == 1.0:
-            self._values[tensor] = _Value(node, tensor)
+            self._values[tensor] = _Value(node, tensor, PROBE)
         return node, found.scale
 
-    def _recognise(self, tensor: T, function: _Function) -> ScaledActivation | None:
-        if function.shaped:
-            return ScaledActivation(f"shaped {self._order[tensor]}", 1.0)
-        return self._known(tensor, function.values)
-
-    def _known(self, tensor: T, values: Array | None) -> ScaledActivation | None:
+    def _recognise(self, tensor: T, values: Array | None) -> ScaledActivation | None:
         if values is None:
             return None
         fits = (recognise(values, close) for close in self.record.tolerances(tensor))
         return next((found for found in fits if found is not None), None)
 
-    def _activate(self, tensor: T, value: _Value[T], phi: object) -> int:
-        key = (value.base, phi)
+    def _activate(self, tensor: T, key: tuple[T, object], node: int) -> int:
         if key not in self._nonlinearities:  # a multiple of φ(x) beside φ(x) is one activation
             where = self.record.origin(tensor)
-            self._nonlinearities[key] = self._builder.activation(value.node, origin=where)
-            if value.node in self._narrow:
+            self._nonlinearities[key] = self._builder.activation(node, origin=where)
+            if node in self._narrow:
                 self.notes.approximate.append(f"few weights an output before {where}")
         return self._nonlinearities[key]
 
@@ -365,15 +347,15 @@ class _Reader(Generic[T]):
     def _find_cut(self, tensor: T) -> T | None:
         """The last bottleneck that is known, and of which `tensor` is a known function."""
         for before in self._bottlenecks(tensor):
-            if self._known(tensor, self._relative(tensor, before)) and self._is_known(before):
+            if self._recognise(tensor, self._relative(tensor, before)) and self._is_known(before):
                 return before
         return None
 
     def _is_known(self, tensor: T) -> bool:
-        function = self._values[tensor].function
-        if function is None or tensor in self.steps or self._standardises_input(tensor):
+        if tensor in self.steps or self._standardises_input(tensor):
             return True
-        return self._recognise(tensor, function) is not None or self._find_cut(tensor) is not None
+        known = self._recognise(tensor, self._values[tensor].values)
+        return known is not None or self._find_cut(tensor) is not None
 
     def _bottlenecks(self, tensor: T) -> Iterator[T]:
         """The tensors that all of `tensor` is computed from, last first, up to its base."""
@@ -407,21 +389,20 @@ class _Reader(Generic[T]):
 
     def _compose_again(self, tensor: T, before: T) -> None:
         for t in self._between(before, tensor):
-            self._values[t] = self._compose(t)
+            self._compose(t)
 
     # Constants that only shift and scale the input standardise it, and the graph begins after
     # them. But where others read the unscaled input too, a factor is the weight of a branch.
 
     def _standardises_input(self, tensor: T) -> bool:
         value = self._values[tensor]
-        affine = value.function is not None and value.function.affine
-        return affine and value.node == 0 and tensor not in self.steps
+        return value.affine and value.node == 0 and tensor not in self.steps
 
     def _standardised_before(self, tensor: T) -> T | None:
         """The standardised input that `tensor` is an activation of: φ(x / 255), not φ(x) / 255."""
         for before in self._bottlenecks(tensor):
             if self._standardises_input(before) and not self._is_shared(self._values[before].base):
-                return before if self._known(tensor, self._relative(tensor, before)) else None
+                return before if self._recognise(tensor, self._relative(tensor, before)) else None
         return None
 
     def _standardise(self, tensor: T) -> None:
@@ -455,7 +436,8 @@ def _find_axes(record: Recorded[T]) -> dict[T, Axes]:
     roles = _follow(record, record.operations, _input_channels(record))
     for tensor, operation in record.operations.items():
         if isinstance(operation, rec.Move):
-            _require_channels_apart(record.origin, tensor, operation, roles[operation.sources[0]])
+            where = record.origin(tensor)
+            _require_channels_apart(where, operation, roles[operation.sources[0]])
     axes: dict[T, Axes] = {}
     for tensor, known in roles.items():
         usual = next(iter(record.channel_candidates(record.rank(tensor))), 0)
@@ -464,12 +446,10 @@ def _find_axes(record: Recorded[T]) -> dict[T, Axes]:
     return axes
 
 
-def _require_channels_apart(
-    origin: Callable[[T], str], tensor: T, move: rec.Move[T], roles: _Roles
-) -> None:
+def _require_channels_apart(where: str, move: rec.Move[T], roles: _Roles) -> None:
     if move.axes.pooled & (roles.channels | roles.branches):
         raise UnsupportedModelError(
-            f"{origin(tensor)} computes {move.name} over channels or branches, as maxout does; "
+            f"{where} computes {move.name} over channels or branches, as maxout does; "
             "only locations can be pooled. Use a pointwise activation instead, and add branches "
             "one by one (a + b), not as an array of them."
         )
@@ -477,7 +457,7 @@ def _require_channels_apart(
     # the next layer's channels; the others are locations, which may be padded.
     if roles.channels and roles.channels <= move.axes.padded:
         raise UnsupportedModelError(
-            f"{origin(tensor)} fills up channels by {move.name}, as shortcuts without weights do "
+            f"{where} fills up channels by {move.name}, as shortcuts without weights do "
             "where a network widens. The new channels carry no signal, so q falls, and that has no "
             "Q and C maps. Widen the network by a layer with weights, such as a 1x1 convolution."
         )
