@@ -113,11 +113,7 @@ class Activation:
 
     @property
     def family_arguments(self) -> dict[str, float]:
-        """The parameter of a member of a family, by its name; empty for other activations.
-
-        >>> elu(0.3).family_arguments
-        {'alpha': 0.3}
-        """
+        """The parameter of a member of a family, by its name, such as {"alpha": 0.3}."""
         if self.family is None or self.parameter is None:
             return {}
         return {_FAMILIES[self.family].label: self.parameter}
@@ -239,11 +235,7 @@ def activation(name: str | Activation, negative_slope: float | None = None) -> A
 
 
 def activation_names() -> tuple[str, ...]:
-    """The names that `activation` knows, sorted, without aliases.
-
-    >>> {"relu", "leaky_relu", "tanh"} <= set(activation_names())
-    True
-    """
+    """The names that `activation` knows, sorted, without aliases."""
     return tuple(sorted(phi.name for phi in _TABLE.values()))
 
 

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from skipless.tables import table
 
 from .activations import Activation
-from .graph import Graph, Nonlinearity, Sum
+from .graph import Graph, Nonlinearity, Sum, inputs_of
 from .network import Point, fold
 from .predict import approximations, predict
 from .rescale import normalised_weights, reweight, to_residual_form
@@ -40,9 +40,8 @@ class Change:
 class ConversionReport:
     """What was changed, the solution, and the predicted q and c values; `print` shows it.
 
-    `predicted` has a point for every node of `graph`, for two inputs of q value 1 that are
-    orthogonal. `approximate` lists the places where the theory holds only roughly, `untouched` the
-    parameters or layers that were not re-initialised.
+    `predicted` has a point for every node of `graph`, for orthogonal inputs. `approximate` lists
+    where the theory holds only roughly, `untouched` what was not re-initialised.
     """
 
     method: Method
@@ -57,8 +56,8 @@ class ConversionReport:
         return hash(self.method)
 
     def __str__(self) -> str:
-        parts = [f"{self.graph!r}, shaped by {self.method}", self._changes(), self._numbers()]
-        parts.append(self._layers())
+        head = f"{self.graph!r}, shaped by {self.method}"
+        parts = [head, self._changes(), self._numbers(), self._layers()]
         if self.approximate:
             parts.append("\n  ".join(["The theory only approximates:", *self.approximate]))
         if self.untouched:
@@ -90,63 +89,42 @@ class ConversionReport:
 
 @dataclass(frozen=True)
 class Term(Generic[T]):
-    """A term of a sum; `moved` if it is taken from before the activation that it comes from."""
+    """A term of a sum; a `moved` one is taken from before the activation that it comes from."""
 
-    tensor: T
     weight: float
-    node: int
-    moved: bool
     source: T  # the tensor itself, or what that activation reads
-    moves: tuple[T, ...]  # between the activation and the sum
+    bare: bool = False  # the weight of a factor times an activation is for the activation alone
+    moved: bool = False
+    moves: Sequence[T] = ()  # between the activation and the sum
 
 
 @dataclass(frozen=True)
 class Plan(Generic[T]):
-    """What a conversion does.
-
-    `form` is the recorded graph with shortcuts that start before activations, `weights` are those
-    of its sums, and `graph` is both together: the network that the `solution` is for.
-    """
+    """What a conversion does; `graph` is `form` with new `weights`, the network solved for."""
 
     reading: Reading[T]
     method: Method
-    form: Graph
+    form: Graph  # the recorded one, with shortcuts that start before activations
     weights: Mapping[int, Sequence[float]]
     graph: Graph
     solution: Solution
 
     def terms(self, step: Step[T]) -> list[Term[T]]:
         """The terms of a sum that are left, each with its weight."""
-        before, after = self.reading.graph.nodes[step.node], self.form.nodes[step.node]
-        assert isinstance(before, Sum)
-        assert isinstance(after, Sum)
-        weights = self.weights[step.node]
-        columns = zip(step.inputs, before.inputs, after.inputs, weights, strict=True)
-        return [
-            self._term(tensor, weight, was, now != was)
-            for tensor, was, now, weight in columns
-            if weight
-        ]
+        before, after = (inputs_of(g.nodes[step.node]) for g in (self.reading.graph, self.form))
+        columns = zip(step.inputs, before, after, self.weights[step.node], strict=True)
+        return [self._term(*column) for column in columns if column[-1]]
 
-    def _term(self, tensor: T, weight: float, node: int, moved: bool) -> Term[T]:
-        source, moves, steps = tensor, list[T](), self.reading.steps
-        if moved:
-            while steps[source].kind != "activation":
-                if steps[source].kind == "move":  # factors and normalisation are removed
-                    moves.insert(0, source)
-                source = steps[source].inputs[0]
-            source = steps[source].inputs[0]
-        return Term(tensor, weight, node, moved, source, tuple(moves))
-
-    def describe_weights(self, step: Step[T]) -> str | None:
-        """How the weights of a sum change, in words; None if they do not."""
-        recorded = self.reading.graph.nodes[step.node]
-        assert isinstance(recorded, Sum)
-        before, after = (
-            " and ".join(f"{w:.4g}" for w in weights)
-            for weights in (recorded.weights, self.weights[step.node])
-        )
-        return None if before == after else f"sum weighted by {after} instead of {before}"
+    def _term(self, tensor: T, before: int, after: int, weight: float) -> Term[T]:
+        steps = self.reading.steps
+        if before == after:
+            return Term(weight, tensor, bare=before == steps[tensor].node)
+        moves: list[T] = []
+        while steps[tensor].kind != "activation":
+            if steps[tensor].kind == "move":  # factors and normalisation are removed
+                moves.insert(0, tensor)
+            tensor = steps[tensor].inputs[0]
+        return Term(weight, steps[tensor].inputs[0], moved=True, moves=moves)
 
     def require_same_maps(self, converted: Graph) -> None:
         """Raise if the converted model is not the network that was solved for."""
@@ -228,19 +206,7 @@ class Writer(ABC, Generic[T, V]):
 
 def write(plan: Plan[T], writer: Writer[T, V]) -> tuple[V, list[Change]]:
     """Write the new model by `writer`; returns its output and what was changed."""
-    process = _Process(plan, writer)
-    needed = process.needed()
-    steps = plan.reading.steps
-    for tensor in layers_at_norms(steps, needed):
-        if writer.give_bias(tensor):
-            process.changed("bias added", tensor)
-    for tensor in writer.tensors():
-        if tensor in needed:
-            process.write(tensor)
-    for tensor, step in steps.items():
-        if step.kind == "affine" and tensor not in needed:
-            process.changed("layer of a shortcut removed", tensor)
-    return process.use(plan.reading.output), process.changes
+    return _Process(plan, writer).run()
 
 
 class _Process(Generic[T, V]):
@@ -248,56 +214,64 @@ class _Process(Generic[T, V]):
 
     def __init__(self, plan: Plan[T], writer: Writer[T, V]) -> None:
         self.plan, self.writer, self.steps = plan, writer, plan.reading.steps
-        self.changes: list[Change] = []
+        self._changes: list[Change] = []
         self._written: dict[T, V] = {}
         self._negated: dict[T, V] = {}
         self._activated: dict[int, V] = {}
 
-    def needed(self) -> set[T]:
+    def run(self) -> tuple[V, list[Change]]:
+        needed = self._needed()
+        for tensor in layers_at_norms(self.steps, needed):
+            if self.writer.give_bias(tensor):
+                self._changed("bias added", tensor)
+        for tensor in self.writer.tensors():
+            if tensor in needed:
+                self._written[tensor] = self._write(tensor)
+        for tensor, step in self.steps.items():
+            if step.kind == "affine" and tensor not in needed:
+                self._changed("layer of a shortcut removed", tensor)
+        return self._use(self.plan.reading.output), self._changes
+
+    def _needed(self) -> set[T]:
         """The recorded tensors that the new model is made of."""
         waiting = [self.plan.reading.output]
-        needed = {next(iter(self.steps)), *waiting}
+        needed = {next(iter(self.steps))}
         while waiting:
-            for before in self._reads(waiting.pop()):
-                if before not in needed:
-                    needed.add(before)
-                    waiting.append(before)
+            if (tensor := waiting.pop()) not in needed:
+                needed.add(tensor)
+                waiting += self._reads(tensor)
         return needed
 
     def _reads(self, tensor: T) -> Iterator[T]:
-        step = self.steps.get(tensor)
-        if step is not None and step.kind == "sum":
-            for term in self.plan.terms(step):
-                yield term.source
-                for move in term.moves:
-                    moved = self.steps[move].inputs[0]
-                    yield from (t for t in self.writer.reads(move) if t != moved)
-        elif step is not None and step.kind in ("norm", "activation", "scale"):
-            yield from step.inputs
-        else:
-            yield from self.writer.reads(tensor)
+        match self.steps.get(tensor):
+            case Step(kind="sum") as step:
+                for term in self.plan.terms(step):
+                    yield term.source
+                    for move in term.moves:
+                        moved = self.steps[move].inputs[0]
+                        yield from (t for t in self.writer.reads(move) if t != moved)
+            case Step(kind="norm" | "activation" | "scale") as step:
+                yield from step.inputs
+            case _:
+                yield from self.writer.reads(tensor)
 
-    def write(self, tensor: T) -> None:
-        step = self.steps.get(tensor)
-        match None if step is None else step.kind:
-            case "norm" | "scale":
-                assert step is not None
-                self._written[tensor] = self.use(step.inputs[0])
+    def _write(self, tensor: T) -> V:
+        match self.steps.get(tensor):
+            case Step(kind="norm" | "scale") as step:
                 norm = step.kind == "norm"
                 what = "normalisation" if norm else f"factor {step.scale:.4g}"
-                self.changed(f"{what} removed", tensor)
-            case "activation":
-                assert step is not None
-                self._written[tensor] = self._activate(tensor, step)
-            case "sum":
-                assert step is not None
-                self._written[tensor] = self._add(tensor, step)
-            case "input" if not self.writer.reads(tensor):
-                self._written[tensor] = self.writer.input(tensor)
+                self._changed(f"{what} removed", tensor)
+                return self._use(step.inputs[0])
+            case Step(kind="activation") as step:
+                return self._activate(tensor, step)
+            case Step(kind="sum") as step:
+                return self._add(tensor, step)
+            case Step(kind="input") if not self.writer.reads(tensor):
+                return self.writer.input(tensor)
             case _:
-                self._written[tensor] = self.writer.copy(tensor, self.use)
+                return self.writer.copy(tensor, self._use)
 
-    def use(self, tensor: T) -> V:
+    def _use(self, tensor: T) -> V:
         """What stands for a recorded tensor in the new model; of a factor, the sign is left."""
         step = self.steps.get(tensor)
         if step is None or step.scale >= 0.0:
@@ -306,38 +280,39 @@ class _Process(Generic[T, V]):
             self._negated[tensor] = self.writer.negative(self._written[tensor])
         return self._negated[tensor]
 
-    def changed(self, what: str, tensor: T) -> None:
-        self.changes.append(Change(what, self.writer.origin(tensor)))
+    def _changed(self, what: str, tensor: T) -> None:
+        self._changes.append(Change(what, self.writer.origin(tensor)))
 
     def _activate(self, tensor: T, step: Step[T]) -> V:
         if step.node not in self._activated:  # which a multiple of it may have written before
-            self._activated[step.node] = self.writer.activation(tensor, self.use(step.inputs[0]))
+            self._activated[step.node] = self.writer.activation(tensor, self._use(step.inputs[0]))
             solution = self.plan.solution
             name = "TReLU" if solution.is_rectifier else f"shaped {solution.activation}"
-            self.changed(f"activation replaced by {name}", tensor)
+            self._changed(f"activation replaced by {name}", tensor)
         return self._activated[step.node]
 
     def _add(self, tensor: T, step: Step[T]) -> V:
         terms = self.plan.terms(step)
         for term in terms:
             if term.moved:
-                self.changed("shortcut taken from before the activation", tensor)
-        if (change := self.plan.describe_weights(step)) is not None:
-            self.changed(change, tensor)
+                self._changed("shortcut taken from before the activation", tensor)
+        recorded = self.plan.reading.graph.nodes[step.node]
+        assert isinstance(recorded, Sum)
+        before, after = (
+            " and ".join(f"{w:.4g}" for w in weights)
+            for weights in (recorded.weights, self.plan.weights[step.node])
+        )
+        if before != after:
+            self._changed(f"sum weighted by {after} instead of {before}", tensor)
         values = [(term.weight, self._value(term)) for term in terms]
-        if [weight for weight, _ in values] == [1.0]:
-            return values[0][1]
-        return self.writer.add(tensor, values)
+        alone = [term.weight for term in terms] == [1.0]
+        return values[0][1] if alone else self.writer.add(tensor, values)
 
     def _value(self, term: Term[T]) -> V:
-        if not term.moved:
-            # The weight of a factor times an activation is for the activation alone.
-            bare = term.node == self.steps[term.tensor].node
-            return self._written[term.tensor] if bare else self.use(term.tensor)
-        value = self.use(term.source)
+        value = self._written[term.source] if term.bare else self._use(term.source)
         for move in term.moves:
             before, now = self.steps[move].inputs[0], value
-            value = self.writer.copy(move, lambda t: now if t == before else self.use(t))  # noqa: B023
+            value = self.writer.copy(move, lambda t: now if t == before else self._use(t))  # noqa: B023
         return value
 
 

@@ -7,16 +7,15 @@ only determines how far along a curve to go, by the `reading` that the fourth co
 $C'(1) - 1$ for DKS, $C''(1)$ for TAT.
 
 So the curves are traced once for each φ and cached; a solve interpolates its starting point on one
-and polishes it with a few Newton steps. Unlike a root finder that starts somewhere, this finds
-every solution, and stays on one branch as the depth changes. Where a curve turns back, or its
-reading has an extremum, it is traced more finely.
+and polishes it with a few Newton steps. Unlike a root finder, this finds every solution, and stays
+on one branch as the depth changes. Where a curve turns back, or its reading has an extremum, it is
+traced more finely.
 
 Of several curves, the one with the most stable Q map is used for all targets that it reaches: the
-one with the least `distortion` at a reading of 1e-5, as in a network of ten thousand layers. Mirror
-images such as φ̂(-x) and -φ̂(-x) have the same maps; of these, α and γ are positive and |β| is
-smallest, with β > 0 if the sign is free. Where that curve ends, as for DKS with GELU near
-C'(1) = 1.47, the value of ReLU, another one takes over, and the parameters jump as the depth
-changes; before that they vary smoothly.
+one with the least `distortion` at a reading of 1e-5, as in a network of ten thousand layers. Of
+mirror images such as φ̂(-x) and -φ̂(-x), α and γ are positive and |β| is smallest. Where that curve
+ends, as for DKS with GELU near C'(1) = 1.47, the value of ReLU, another one takes over, and the
+parameters jump as the depth changes; before that they vary smoothly.
 """
 
 from __future__ import annotations
@@ -44,14 +43,6 @@ class Conditions:
     output: Callable[[Moments], tuple[Array, Array]]
 
 
-def _dks_output(m: Moments) -> tuple[Array, Array]:
-    return m.variance**-0.5, -m.mean
-
-
-def _tat_output(m: Moments) -> tuple[Array, Array]:
-    return (m.variance + m.excess) ** -0.5, (m.excess - m.imbalance) / m.tilt - m.mean
-
-
 def _tat_angle(m: Moments) -> Array:
     # D = m + δ must satisfy both D² = G and D T = G - P; the angle of (√G |T|, G - P) is then ±45°.
     return np.arctan2(m.excess - m.imbalance, np.sqrt(np.maximum(m.excess, 0.0)) * np.abs(m.tilt))
@@ -65,7 +56,7 @@ DKS_CONDITIONS = Conditions(
     "DKS",
     balance=lambda m: m.imbalance / m.excess,
     reading=lambda m: _log(m.excess / m.variance),
-    output=_dks_output,
+    output=lambda m: (m.variance**-0.5, -m.mean),
 )
 # As α → 0, Q″(1) → (3/2 - √2) C″(1) on the first family and (3/2 + √2) C″(1), 34 times more, on
 # the second. The first is used wherever it has a solution.
@@ -74,7 +65,10 @@ TAT_CONDITIONS = tuple(
         name,
         balance=lambda m, angle=angle: _tat_angle(m) - angle,
         reading=lambda m: _log(m.bending / (m.variance + m.excess)),
-        output=_tat_output,
+        output=lambda m: (
+            (m.variance + m.excess) ** -0.5,
+            (m.excess - m.imbalance) / m.tilt - m.mean,
+        ),
     )
     for name, angle in (("TAT", math.pi / 4), ("TAT, steep Q", -math.pi / 4))
 )
@@ -136,10 +130,9 @@ def nearest_transformation(
     curves = trace_curves(activation, conditions)
     if not curves:
         return None
-    alpha, beta = (
-        np.concatenate(x) for x in zip(*((c.alpha, c.beta) for c in curves), strict=True)
-    )
-    gap = np.abs(np.concatenate([c.reading for c in curves]) - math.log(target))
+    columns = zip(*((c.alpha, c.beta, c.reading) for c in curves), strict=True)
+    alpha, beta, reading = map(np.concatenate, columns)
+    gap = np.abs(reading - math.log(target))
     level = np.flatnonzero(gap < np.min(gap) + 1e-4)
     best = level[[np.argmin(np.abs(np.log(alpha[level])))]]
     width = 1e-2 * (np.abs(beta[best]) + alpha[best])
@@ -183,10 +176,8 @@ def _curves(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]
     index = np.array(rows, np.intp)
     alpha = _ALPHAS[index]
     beta = _zeros(activation, conditions, alpha, np.array(brackets))
-    m = moments(activation, alpha, beta)
-    with np.errstate(all="ignore"):
-        sound = np.abs(_balance(conditions, m)) < 1e-2  # else a jump, not a zero
-        reading = conditions.reading(m)
+    # A larger balance is a jump, not a zero.
+    sound, reading = _sound(activation, conditions, alpha, beta, 1e-2)
     curves = _link(index[sound], beta[sound], reading[sound])
     refined = (*_arcs(curves, activation, conditions), *_crests(curves, activation, conditions))
     return (*curves, *refined)
@@ -251,21 +242,27 @@ def _zeros(
     return np.where(np.abs(f_low) < np.abs(f_high), low, high) if secants else 0.5 * (low + high)
 
 
+def _sound(
+    activation: Activation, conditions: Conditions, alpha: Array, beta: Array, close: float
+) -> tuple[npt.NDArray[np.bool_], Array]:
+    """Where `balance` is zero up to `close`, and the reading there."""
+    m = moments(activation, alpha, beta)
+    with np.errstate(all="ignore"):
+        return np.abs(_balance(conditions, m)) < close, conditions.reading(m)
+
+
 def _link(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[Curve, ...]:
     """Joins the points of neighbouring rows into curves, each to the nearest one left."""
     open_: list[list[int]] = []
     closed: list[list[int]] = []
+
+    def distance(j: int, k: int) -> float:
+        scale = 0.2 + _ALPHAS[index[k]]
+        return float(abs(beta[j] - beta[k]) / scale + abs(reading[j] - reading[k]))
+
     for i in range(_ALPHAS.size):
         free: list[int] = np.flatnonzero(index == i).tolist()
-        pairs = sorted(
-            (
-                abs(beta[c[-1]] - beta[k]) / (0.2 + _ALPHAS[i]) + abs(reading[c[-1]] - reading[k]),
-                n,
-                k,
-            )
-            for n, c in enumerate(open_)
-            for k in free
-        )
+        pairs = sorted((distance(c[-1], k), n, k) for n, c in enumerate(open_) for k in free)
         taken: dict[int, int] = {}
         for _, n, k in pairs:
             if n not in taken and k not in taken.values():
@@ -290,10 +287,10 @@ def _transformations_on(
     found = _transformations_at(activation, conditions, alpha, beta)
     if curve.reading[-1] < curve.reading[0]:
         found.reverse()
-    seen: list[Transformation] = []
+    seen: list[float] = []
     for point in found:
-        if not any(abs(math.log(p.alpha / point.alpha)) < 1e-6 for p in seen):
-            seen.append(point)
+        if not any(abs(math.log(alpha / point.alpha)) < 1e-6 for alpha in seen):
+            seen.append(point.alpha)
             yield point
 
 
@@ -350,10 +347,7 @@ def _crests(
             width = 0.3 * float(np.ptp(shift)) + 1e-2 * (0.2 + alpha)
             bracket = np.stack([middle - width, middle + width], axis=1)
             beta = _zeros(activation, conditions, alpha, bracket, halvings=16, secants=3)
-            m = moments(activation, alpha, beta)
-            with np.errstate(all="ignore"):
-                sound = np.abs(_balance(conditions, m)) < 1e-6
-                reading = conditions.reading(m)
+            sound, reading = _sound(activation, conditions, alpha, beta, 1e-6)
             if np.sum(sound) > 2:
                 yield Curve(alpha[sound], beta[sound], reading[sound])
 

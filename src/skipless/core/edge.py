@@ -82,7 +82,9 @@ def edge_of_chaos(activation: Activation, sigma_b: float) -> EdgePoint | None:
         m = _moments_of_q(activation, np.asarray([q]))
         point = EdgePoint(q, float((q / (m.variance + m.excess)[0]) ** 0.5))
         slope = abs(float(_q_slope(m)[0]))
-        if slope < 1.0 - 1e-10 and _second_quadrature_agrees(activation, point, sigma_b):
+        # They differ where all of φ(√q z) is far out in the tails.
+        attained = tanh_sinh_conditions(activation, point, sigma_b).values()
+        if slope < 1.0 - 1e-10 and all(abs(value - 1.0) < 1e-11 for value in attained):
             found.append((slope, point))
     if found:
         return min(found, key=lambda pair: pair[0])[1]
@@ -110,12 +112,6 @@ def nearest_bias(activation: Activation, sigma_b: float) -> float | None:
     return best
 
 
-def _second_quadrature_agrees(activation: Activation, point: EdgePoint, sigma_b: float) -> bool:
-    """False where all of φ(√q z) is far out in the tails."""
-    attained = tanh_sinh_conditions(activation, point, sigma_b)
-    return all(abs(value - 1.0) < 1e-11 for value in attained.values())
-
-
 def tanh_sinh_conditions(
     activation: Activation, point: EdgePoint, sigma_b: float
 ) -> dict[str, float]:
@@ -125,10 +121,8 @@ def tanh_sinh_conditions(
         return {"Q(q)/q": limit, "C'(1)": limit}
     m = tanh_sinh_moments(activation, math.sqrt(point.q), 0.0)
     kept = point.sigma_w**2 * float(m.variance + m.mean**2) + sigma_b**2
-    return {
-        "Q(q)/q": kept / point.q,
-        "C'(1)": point.sigma_w**2 * float(m.variance + m.excess) / point.q,
-    }
+    slope = point.sigma_w**2 * float(m.variance + m.excess) / point.q
+    return {"Q(q)/q": kept / point.q, "C'(1)": slope}
 
 
 def _at_zero(activation: Activation) -> EdgePoint | None:

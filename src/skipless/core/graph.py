@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from numbers import Integral, Real
 from typing import Self, assert_never
 
@@ -115,14 +114,15 @@ class Graph:
                     f"Graph nodes must be Input, Affine, Nonlinearity, Sum or Concat of "
                     f"skipless.core.graph, got {node!r}. A GraphBuilder makes them."
                 )
+        names = (_name(index, node) for index, node in enumerate(self.nodes))
         if not self.nodes or not isinstance(self.nodes[0], Input):
-            found = _name(self.nodes, 0) if self.nodes else "no nodes"
             raise GraphError(
-                f"A graph must start with Input() at index 0, got {found}. Put Input() first."
+                f"A graph must start with Input() at index 0, got {next(names, 'no nodes')}. "
+                "Put Input() first."
             )
         for index, node in enumerate(self.nodes):
             if flaw := _flaw(index, node):
-                raise GraphError(f"{_name(self.nodes, index)} {flaw}")
+                raise GraphError(f"{_name(index, node)} {flaw}")
 
     @classmethod
     def chain(cls, depth: int) -> Self:
@@ -174,14 +174,21 @@ class Graph:
         """Number of activations in the graph."""
         return sum(isinstance(node, Nonlinearity) for node in self.nodes)
 
-    @cached_property
+    @property
     def depth(self) -> int:
         """Number of activations on the longest path from input to output."""
-        depths: list[int] = []
+        return self.depths[-1][0]
+
+    @cached_property
+    def depths(self) -> list[tuple[int, int]]:
+        """The largest numbers of activations and of affine layers from the input to each node."""
+        depths: list[tuple[int, int]] = []
         for node in self.nodes:
-            longest = max((depths[i] for i in inputs_of(node)), default=0)
-            depths.append(longest + isinstance(node, Nonlinearity))
-        return depths[-1]
+            before = [depths[i] for i in inputs_of(node)]
+            activations = max((a for a, _ in before), default=0) + isinstance(node, Nonlinearity)
+            layers = max((n for _, n in before), default=0) + isinstance(node, Affine)
+            depths.append((activations, layers))
+        return depths
 
     @cached_property
     def live(self) -> frozenset[int]:
@@ -193,6 +200,15 @@ class Graph:
         return frozenset(live)
 
     @cached_property
+    def readers(self) -> dict[int, list[int]]:
+        """The live nodes that read each node; one that reads it twice is listed twice."""
+        readers: dict[int, list[int]] = {}
+        for index in sorted(self.live):
+            for i in inputs_of(self.nodes[index]):
+                readers.setdefault(i, []).append(index)
+        return readers
+
+    @cached_property
     def _hash(self) -> int:
         return hash(self.nodes)
 
@@ -201,22 +217,15 @@ class Graph:
         return self._hash
 
     def __repr__(self) -> str:
-        plural = "" if self.activations == 1 else "s"
-        return (
-            f"Graph({len(self.nodes)} nodes, {self.activations} activation{plural}, "
-            f"depth {self.depth})"
-        )
+        activations = f"{self.activations} activation{'s' * (self.activations != 1)}"
+        return f"Graph({len(self.nodes)} nodes, {activations}, depth {self.depth})"
 
     def __str__(self) -> str:
         """The nodes, one per line; of a long graph, those at both ends."""
-        last = len(self.nodes)
-        shown = range(last) if last <= 20 else [*range(12), *range(last - 6, last)]
-        lines = [repr(self), _line(self.nodes, 0)]
-        for before, index in pairwise(shown):
-            if index != before + 1:
-                lines.append(f"  … {index - before - 1} more …")
-            lines.append(_line(self.nodes, index))
-        return "\n".join(lines)
+        lines = [_line(index, node) for index, node in enumerate(self.nodes)]
+        if len(lines) > 20:
+            lines[12:-6] = [f"  … {len(lines) - 18} more …"]
+        return "\n".join([repr(self), *lines])
 
 
 class GraphBuilder:
@@ -224,8 +233,7 @@ class GraphBuilder:
 
     >>> g = GraphBuilder()
     >>> x = g.affine(g.input())
-    >>> y = g.affine(g.activation(x))
-    >>> g.sum([x, y], weights=[0.8, 0.6])
+    >>> g.sum([x, g.affine(g.activation(x))], weights=[0.8, 0.6])
     4
     >>> g.build()
     Graph(5 nodes, 1 activation, depth 1)
@@ -279,27 +287,25 @@ def require_number(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a number, got {value!r} (for example 0.8)")
 
 
-def _name(nodes: Sequence[Node], index: int) -> str:
-    origin = f", {nodes[index].origin}" if nodes[index].origin else ""
-    return f"node {index} ({type(nodes[index]).__name__}{origin})"
+def _name(index: int, node: Node) -> str:
+    return f"node {index} ({', '.join(filter(None, (type(node).__name__, node.origin)))})"
 
 
-def _line(nodes: Sequence[Node], index: int) -> str:
-    node = nodes[index]
+def _line(index: int, node: Node) -> str:
     match node:
         case Input():
-            text = "Input"
+            text = ""
         case Affine() | Nonlinearity():
-            text = f"{type(node).__name__}({node.input})"
+            text = f"({node.input})"
         case Sum():
             terms = zip(node.weights, node.inputs, strict=True)
-            text = f"Sum({' + '.join(f'{w:g}·{i}' for w, i in terms)})"
+            text = f"({' + '.join(f'{w:g}·{i}' for w, i in terms)})"
         case Concat():
             terms = zip(node.inputs, node.widths, strict=True)
-            text = f"Concat({', '.join(f'{i}: {width:g}' for i, width in terms)})"
+            text = f"({', '.join(f'{i}: {width:g}' for i, width in terms)})"
         case _:
             assert_never(node)
-    line = f"{index:3}  {text}  {node.origin}".rstrip()
+    line = f"{index:3}  {type(node).__name__}{text}  {node.origin}".rstrip()
     return line if len(line) <= 80 else line[:79] + "…"
 
 
@@ -315,18 +321,16 @@ def _flaw(index: int, node: Node) -> str:
             return "is a second input. Concatenate the inputs." if index else ""
         case Affine() | Nonlinearity():
             return ""
-        case Sum(inputs, weights):
-            numbers, noun, verb = weights, "weights", "adds"
-            valid = all(map(math.isfinite, weights)) and any(weights)
-            rule = "finite weights, not all zero"
-        case Concat(inputs, widths):
-            numbers, noun, verb = widths, "widths", "joins"
-            valid = all(0.0 < width < math.inf for width in widths)
-            rule = "positive finite widths (numbers of channels)"
+        case Sum(inputs, numbers):
+            noun, rule = "weights", "finite weights, not all zero"
+            valid = all(map(math.isfinite, numbers)) and any(numbers)
+        case Concat(inputs, numbers):
+            noun, rule = "widths", "positive finite widths (numbers of channels)"
+            valid = all(0.0 < width < math.inf for width in numbers)
         case _:
             assert_never(node)
     if not inputs:
-        return f"{verb} nothing. Give it an input."
+        return f"{'adds' if isinstance(node, Sum) else 'joins'} nothing. Give it an input."
     if len(inputs) != len(numbers):
         return f"has {len(inputs)} inputs and {len(numbers)} {noun}. Give one for each."
     return "" if valid else f"needs {rule}, got {numbers}."

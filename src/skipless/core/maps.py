@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -38,18 +39,15 @@ def q_map(activation: Activation, q: float) -> float:
     >>> round(q_map(activation("relu"), 3.0), 12)  # q / 2
     1.5
     """
-    _require_positive(q)
     s = _effective_scale(activation, q)
     return expectation(lambda z: activation.value(s * z) ** 2, panel_ends(activation, s))
 
 
 def q_map_slope(activation: Activation, q: float) -> float:
     r"""Slope of the local Q map, $Q'(q) = E[\phi(\sqrt q z)\,\phi'(\sqrt q z)\,z] / \sqrt q$."""
-    _require_positive(q)
     s = _effective_scale(activation, q)
-    return expectation(
-        lambda z: activation.value(s * z) * activation.slope(s * z) * z, panel_ends(activation, s)
-    ) / math.sqrt(q)
+    growth: Function = lambda z: activation.value(s * z) * activation.slope(s * z) * z
+    return expectation(growth, panel_ends(activation, s)) / math.sqrt(q)
 
 
 def c_map(activation: Activation, c: Numbers, q1: float = 1.0, q2: float | None = None) -> Array:
@@ -140,11 +138,9 @@ def leaky_relu_c_map(c: float, alpha: float) -> float:
     _require_cosine(c)
     kappa = _kappa(alpha)
     # c + g(c)/π = g(-c)/π: for c < 0 this form does not cancel.
-    if c < 0.0:
-        mapped = (1.0 - kappa) * c + kappa * arc_gap(-c) / math.pi
-    else:
-        mapped = c + kappa * arc_gap(c) / math.pi
-    return min(1.0, mapped)  # rounding may exceed 1, also at c = -1 if alpha is near -1
+    linear = (1.0 - kappa) * c if c < 0.0 else c
+    # Rounding may exceed 1, also at c = -1 if alpha is near -1.
+    return min(1.0, linear + kappa * arc_gap(abs(c)) / math.pi)
 
 
 def leaky_relu_c_map_slope(c: float, alpha: float) -> float:
@@ -156,8 +152,7 @@ def leaky_relu_c_map_slope(c: float, alpha: float) -> float:
 def leaky_relu_c_map_curvature(c: float, alpha: float) -> float:
     r"""Curvature of `leaky_relu_c_map`: $\frac{(1-\alpha)^2}{\pi(1+\alpha^2)\sqrt{1-c^2}}$."""
     _require_cosine(c)
-    kappa = _kappa(alpha)
-    if kappa == 0.0:
+    if (kappa := _kappa(alpha)) == 0.0:
         return 0.0
     return math.inf if abs(c) == 1.0 else kappa / (math.pi * math.sqrt((1.0 - c) * (1.0 + c)))
 
@@ -172,10 +167,10 @@ def erf_c_map(c: float, q1: float = 1.0, q2: float | None = None) -> float:
     1.0
     """
     _require_cosine(c)
-    q2 = q1 if q2 is None else q2
-    for q in (q1, q2):
+    qs = (q1, q1 if q2 is None else q2)
+    for q in qs:
         _require_positive(q)
-    r1, r2 = (2.0 * q / (1.0 + 2.0 * q) for q in (q1, q2))
+    r1, r2 = (2.0 * q / (1.0 + 2.0 * q) for q in qs)
     return math.asin(c * math.sqrt(r1 * r2)) / math.sqrt(math.asin(r1) * math.asin(r2))
 
 
@@ -237,9 +232,9 @@ def _rectifier_c_map(low: float, high: float, c: npt.ArrayLike) -> Array:
 
 def _effective_scale(activation: Activation, q: float) -> float:
     """√q; for a periodic φ, no more than changes its expectations."""
-    if activation.period is None:
-        return math.sqrt(q)
-    return min(math.sqrt(q), uniform_phase_scale(activation.period))
+    _require_positive(q)
+    period = activation.period
+    return math.sqrt(q) if period is None else min(math.sqrt(q), uniform_phase_scale(period))
 
 
 def _cosine(values: npt.ArrayLike) -> Array:
@@ -267,13 +262,13 @@ def _correlation(
     cosines: list[float] = each.ravel().tolist()
     if (period := activation.period) is not None and max(s1, s2) > 0.5 * period:
         values = [wave_pair_expectation(f, period, t, (s1, s2)) for t in cosines]
-        return np.reshape(np.asarray(values), each.shape) / norm
-    first: Function = lambda z: f(s1 * z)
-    second: Function = lambda z: f(s2 * z)
-    halvings = halvings_needed(first, ends1)
-    if s2 != s1:
-        halvings = max(halvings, halvings_needed(second, ends2))
-    values = [pair_expectation(first, second, t, ends1, ends2, halvings) for t in cosines]
+    else:
+        first: Function = lambda z: f(s1 * z)
+        second: Function = lambda z: f(s2 * z)
+        halvings = halvings_needed(first, ends1)
+        if s2 != s1:
+            halvings = max(halvings, halvings_needed(second, ends2))
+        values = [pair_expectation(first, second, t, ends1, ends2, halvings) for t in cosines]
     return np.reshape(np.asarray(values), each.shape) / norm
 
 
@@ -283,21 +278,16 @@ def _jump_terms(
     """The part of E[φ″(√q₁ z₁) φ″(√q₂ z₂)] that comes from the deltas of φ″."""
     s1, s2, s = math.sqrt(q1), math.sqrt(q2), math.sqrt((1.0 - c) * (1.0 + c))
     total = 0.0
-    for sx, sy in ((s1, s2), (s2, s1)):
-        for k, jump in jumps:  # given x = k, y is random
-            mean, spread = c * k / sx * sy, s * sy
-            if spread > 0.0:
-                smooth = expectation(
-                    lambda z, m=mean, w=spread: activation.curvature(m + w * z),
-                    panel_ends(activation, spread, mean),
-                )
-            else:
-                smooth = float(activation.curvature(np.array([mean]))[0])
-            total += jump * smooth * float(density(np.array(k / sx))) / sx
-    for k, jump_k in jumps:
-        for m, jump_m in jumps:
-            a, b = k / s1, m / s2
-            total += jump_k * jump_m * _pair_density(a, b, c) / (s1 * s2)
+    for (sx, sy), (k, jump) in product(((s1, s2), (s2, s1)), jumps):  # given x = k, y is random
+        mean, spread = c * k / sx * sy, s * sy
+        if spread > 0.0:
+            around: Function = lambda z, m=mean, w=spread: activation.curvature(m + w * z)
+            smooth = expectation(around, panel_ends(activation, spread, mean))
+        else:
+            smooth = float(activation.curvature(np.array([mean]))[0])
+        total += jump * smooth * float(density(np.array(k / sx))) / sx
+    for (k, jump_k), (m, jump_m) in product(jumps, jumps):
+        total += jump_k * jump_m * _pair_density(k / s1, m / s2, c) / (s1 * s2)
     return total
 
 

@@ -86,24 +86,20 @@ class Measurement:
     @classmethod
     def of(cls, graph: Graph, q: Array, c: Array) -> Self:
         """From samples of shape (seeds, nodes, pairs), of those nodes of `graph` that are live."""
-        measured = [
-            NodeMeasurement(
-                node,
-                kind_of(graph.nodes[node]),
-                graph.nodes[node].origin,
-                Estimate.of(q[:, row]),
-                Estimate.of(c[:, row]),
-            )
-            for row, node in enumerate(sorted(graph.live))
-        ]
+        measured: list[NodeMeasurement] = []
+        for row, index in enumerate(sorted(graph.live)):
+            node, estimates = graph.nodes[index], (Estimate.of(q[:, row]), Estimate.of(c[:, row]))
+            measured.append(NodeMeasurement(index, kind_of(node), node.origin, *estimates))
         return cls(tuple(measured), seeds=q.shape[0], pairs=q.shape[2])
 
     def __str__(self) -> str:
-        rows = [
-            [name, *_range_and_error([m.q for m in nodes]), *_range_and_error([m.c for m in nodes])]
-            for name, places in _rows(self.nodes)
-            for nodes in [[self.nodes[place] for place in places]]
-        ]
+        rows: list[list[str]] = []
+        for name, places in _rows(self.nodes):
+            nodes = [self.nodes[place] for place in places]
+            rows.append([name])
+            for estimates in ([m.q for m in nodes], [m.c for m in nodes]):
+                error = max(estimate.error for estimate in estimates)
+                rows[-1] += [number_range([e.mean for e in estimates]), f"{error:.4f}"]
         head = f"{self.pairs} pairs, {_count_draws(self.seeds)}; se: the largest standard error"
         return f"{head}\n\n{table(['layers', 'q', 'se', 'c', 'se'], abbreviate(rows))}"
 
@@ -137,14 +133,10 @@ class Comparison:
     @property
     def error_ratio(self) -> float:
         """The difference over what is allowed, in q or c, whichever is larger; infinite if nan."""
-        errors = (self.measured.q.error / self.predicted.q, self.measured.c.error)
-        differences = (self.q_difference, self.c_difference)
-        ratios = [
-            abs(difference)
-            / (self.tolerance + STANDARD_ERRORS * (0.0 if math.isnan(error) else error) + _ROUNDING)
-            for difference, error in zip(differences, errors, strict=True)
-        ]
-        return math.inf if any(map(math.isnan, ratios)) else max(ratios)
+        errors = np.nan_to_num([self.measured.q.error / self.predicted.q, self.measured.c.error])
+        differences = np.abs([self.q_difference, self.c_difference])
+        ratio = np.max(differences / (self.tolerance + STANDARD_ERRORS * errors + _ROUNDING))
+        return math.inf if np.isnan(ratio) else float(ratio)
 
     @property
     def agrees(self) -> bool:
@@ -154,10 +146,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Check:
-    """Predicted against measured at every node, for every cosine of the inputs.
-
-    `comparisons` has all rows; `print` shows equal consecutive layers as one.
-    """
+    """Predicted against measured at every node, for every cosine; `print` shows it by layers."""
 
     comparisons: tuple[Comparison, ...]
     tolerance: float
@@ -166,10 +155,7 @@ class Check:
 
     @property
     def agrees(self) -> bool:
-        """Whether every node agrees: within `tolerance` + 4 standard errors, in c and relative q.
-
-        The tolerance is for what finite widths add, the standard errors for chance.
-        """
+        """Whether every node does, within `tolerance` + 4 standard errors in c and relative q."""
         return not self.disagreements
 
     @property
@@ -184,27 +170,26 @@ class Check:
     @property
     def verdict(self) -> str:
         """Whether all nodes agree, how many do not, and which is the worst."""
-        wrong, total = len(self.disagreements), len(self.comparisons)
+        wrong, total, worst = len(self.disagreements), len(self.comparisons), self.worst
         allowed = f"{self.tolerance:g} + {STANDARD_ERRORS:g} standard errors"
         count = f"All {total} nodes agree within {allowed}."
         if wrong:
             count = f"{wrong} of {total} nodes DISAGREE by more than {allowed}."
-        m = self.worst.measured
-        where = f", {m.origin}" if m.origin else ""
+        name = ", ".join(filter(None, (worst.measured.kind, worst.measured.origin)))
         return (
-            f"{count}\nWorst: node {m.node} ({m.kind}{where}), "
-            f"Δc = {self.worst.c_difference:+.4f}, Δq/q = {self.worst.q_difference:+.4f}."
+            f"{count}\nWorst: node {worst.measured.node} ({name}), "
+            f"Δc = {worst.c_difference:+.4f}, Δq/q = {worst.q_difference:+.4f}."
         )
 
     def __str__(self) -> str:
         parts = [f"{self.pairs} pairs, {_count_draws(self.seeds)}"]
+        head = ["layers", "q", "measured", "c", "measured", "Δc", "Δc/se", "disagree"]
         for cosine in dict.fromkeys(row.cosine for row in self.comparisons):
             rows = [row for row in self.comparisons if row.cosine == cosine]
             lines = [
                 _table_row(name, [rows[place] for place in places])
                 for name, places in _rows([row.measured for row in rows])
             ]
-            head = ["layers", "q", "measured", "c", "measured", "Δc", "Δc/se", "disagree"]
             width = len(head) if any(line[-1] for line in lines) else len(head) - 1
             shown = table(head[:width], [line[:width] for line in abbreviate(lines)])
             parts.append(f"inputs with c = {cosine:g}\n{shown}")
@@ -215,12 +200,10 @@ def _table_row(name: str, rows: Sequence[Comparison]) -> list[str]:
     """One line for all `rows`: their ranges, and the differences of the worst."""
     worst = max(rows, key=lambda row: row.error_ratio)
     wrong = sum(not row.agrees for row in rows)
+    points = [(p.q, m.q.mean, p.c, m.c.mean) for p, m in ((r.predicted, r.measured) for r in rows)]
     return [
         name,
-        number_range([row.predicted.q for row in rows]),
-        number_range([row.measured.q.mean for row in rows]),
-        number_range([row.predicted.c for row in rows]),
-        number_range([row.measured.c.mean for row in rows]),
+        *map(number_range, zip(*points, strict=True)),
         f"{round(worst.c_difference, 4) + 0.0:+.4f}",
         f"{round(worst.c_deviation, 1) + 0.0:+.1f}",
         f"✗ {wrong} of {len(rows)}" if wrong else "",
@@ -233,11 +216,6 @@ def _rows(nodes: Sequence[NodeMeasurement]) -> Iterator[tuple[str, list[int]]]:
         yield row_name([(nodes[place].kind, nodes[place].origin) for place in places]), places
 
 
-def _range_and_error(estimates: Sequence[Estimate]) -> tuple[str, str]:
-    error = max(estimate.error for estimate in estimates)
-    return number_range([estimate.mean for estimate in estimates]), f"{error:.4f}"
-
-
 def _count_draws(seeds: int) -> str:
     return f"{seeds} draws of the weights" if seeds > 1 else "one draw of the weights"
 
@@ -245,14 +223,13 @@ def _count_draws(seeds: int) -> str:
 class Replay(Protocol[W]):
     """A recorded network that runs again, from a start and with weights that it is given.
 
-    The start is what the graph begins with: the model's input, or what a layer that normalises the
-    input makes of it. `start_shape` is that of one sample, and `channel_axis` an axis of it.
+    The start is what the graph begins with: the model's input, or what normalisation makes of it.
     """
 
     @property
     def graph(self) -> Graph: ...
     @property
-    def start_shape(self) -> tuple[int, ...]: ...
+    def start_shape(self) -> tuple[int, ...]: ...  # of one sample
     @property
     def channel_axis(self) -> int: ...
     def __call__(self, start: npt.NDArray[np.float32], weights: W, /) -> tuple[Array, Array]:
@@ -273,9 +250,9 @@ def check(
     Args:
         replay: The network, recorded for a batch of `batch_size(cosines, pairs)` samples.
         solution: The solution that shaped it.
-        draws: Weights, once for every seed; each is given to `replay`.
+        draws: Weights for `replay`, once for every seed.
         cosines: Those of the pairs of inputs.
-        pairs: How many pairs there are for each cosine.
+        pairs: How many there are for each cosine.
         tolerance: What finite widths may add to a difference.
     """
     if not tolerance >= 0.0:
@@ -314,11 +291,10 @@ def pair_inputs(
     rng: np.random.Generator, shape: Sequence[int], pairs: int, cosine: float, channel_axis: int
 ) -> npt.NDArray[np.float32]:
     """A batch of pairs of samples of `shape`, with the same channels at all locations."""
-    vectors = pair_vectors(rng, pairs, shape[channel_axis], cosine)
     sizes = [1] * len(shape)
     sizes[channel_axis] = shape[channel_axis]
-    batch = vectors.reshape(2 * pairs, *sizes).astype(np.float32)
-    return np.array(np.broadcast_to(batch, (2 * pairs, *shape)), order="C")
+    vectors = pair_vectors(rng, pairs, shape[channel_axis], cosine)
+    return vectors.astype(np.float32).reshape(2 * pairs, *sizes) * np.ones(shape, np.float32)
 
 
 def pair_vectors(rng: np.random.Generator, pairs: int, channels: int, cosine: float) -> Array:
@@ -370,7 +346,6 @@ def values_at_nodes(
         else:  # a factor that the record applies together with what precedes it
             node = graph.nodes[index]
             assert isinstance(node, Sum)
-            assert len(node.inputs) == 1
             q, c = found[node.inputs[0]]
             found[index] = (q * node.weights[0] ** 2, c)
     return stack(list(found.values()))

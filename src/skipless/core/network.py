@@ -56,15 +56,13 @@ class Program:
 def evaluate(program: Program, r: Callable[[Value], Value], x: Value) -> Value:
     """The largest result of `program`; on an array, of a program with a single result."""
     values = [x]
-    append = values.append
     for step in program.steps:
         if step[0] == "r":
-            append(r(values[step[1]]))
+            values.append(r(values[step[1]]))
         elif step[0] == "max":
-            value = values[step[1]]
-            append(value if value > x else x)  # arrays have no such step
+            values.append(max(x, values[step[1]]))  # arrays have no such step
         else:
-            append(mean_of(step[1], [values[i] for i in step[2]]))
+            values.append(mean_of(step[1], [values[i] for i in step[2]]))
     return max([values[i] for i in program.results])
 
 
@@ -83,27 +81,22 @@ def maximum_program(graph: Graph) -> Program:
     If before, it is a subnetwork that ends at d followed by the nodes between d and b, and nothing
     else reads d. As r does not decrease, the best start is the largest value at d.
     """
-    live = sorted(graph.live)
-    readers: dict[int, set[int]] = {index: set() for index in live}
-    for index in live:
-        for i in inputs_of(graph.nodes[index]):
-            readers[i].add(index)
     compiler = _Compiler(graph)
     starts = {0: 0}
     results: set[int] = set()
-    for b in live[1:]:
-        region = _region(graph, readers, b)
+    for b in sorted(graph.live)[1:]:
+        region = _region(graph, b)
         if region is None:
             continue
         d, inside = region
-        start = starts[d] if d in starts and readers[d] <= inside else 0
+        start = starts[d] if d in starts and inside.issuperset(graph.readers[d]) else 0
         best = compiler.compile(sorted(inside), {d: start})[b]
         results.add(best)
         starts[b] = compiler.at_least_x(best)
     return Program(tuple(compiler.numbers), tuple(sorted(results)) or (0,))
 
 
-def _region(graph: Graph, readers: Mapping[int, set[int]], b: int) -> tuple[int, set[int]] | None:
+def _region(graph: Graph, b: int) -> tuple[int, set[int]] | None:
     """The immediate dominator of `b` and the nodes from it to `b`; None if any has other readers.
 
     Walks back from `b`, latest node first; when one node is left, all paths pass through it.
@@ -114,7 +107,7 @@ def _region(graph: Graph, readers: Mapping[int, set[int]], b: int) -> tuple[int,
     heapify(frontier)
     while len(frontier) > 1:
         node = -heappop(frontier)
-        if not readers[node] <= inside:
+        if not inside.issuperset(graph.readers[node]):
             return None
         inside.add(node)
         for i in inputs_of(graph.nodes[node]):

@@ -54,8 +54,19 @@ class AxisMap:
         >>> AxisMap.between((8, 4), (2, 8, 4)).to
         ((1,), (2,))
         """
-        to = (tuple(_moved(before, after, axis, dropped)) for axis in range(len(before)))
-        return AxisMap(tuple(to), frozenset(pooled), frozenset(padded))
+        rank, more = range(len(before)), len(after) - len(before)
+        to: list[Sequence[int]]
+        if tuple(before) == tuple(after):
+            to = [[axis] for axis in rank]
+        elif dropped:
+            to = [[] if i in dropped else [i - sum(d < i for d in dropped)] for i in rank]
+        elif math.prod(before) == math.prod(after):
+            to = [axes_after_reshape(before, after, axis) for axis in rank]
+        elif more >= 0:
+            to = [[axis + more] for axis in rank]
+        else:
+            to = [range(1, len(after)) for _ in rank]  # of unknown sizes: they may be anywhere
+        return AxisMap(tuple(map(tuple, to)), frozenset(pooled), frozenset(padded))
 
     @staticmethod
     def identity(rank: int) -> AxisMap:
@@ -86,17 +97,20 @@ class Layer(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Bias(Generic[T]):
+class _OfOne(Generic[T]):
+    sources: tuple[T]
+
+
+class Bias(_OfOne[T]):
     """The result of a layer plus a bias, where that is an operation of its own."""
 
-    sources: tuple[T]
 
-
-@dataclass(frozen=True)
-class Norm(Generic[T]):
+class Norm(_OfOne[T]):
     """A normalisation layer, which the graph leaves out."""
 
-    sources: tuple[T]
+
+class ShapedCall(_OfOne[T]):
+    """A shaped activation of ours: one activation, whatever is computed before and after it."""
 
 
 @dataclass(frozen=True)
@@ -144,13 +158,6 @@ class Pointwise(Generic[T]):
     name: str
     weights: Sequence[float] | None = None
     affine: bool = False
-
-
-@dataclass(frozen=True)
-class ShapedCall(Generic[T]):
-    """A shaped activation of ours: one activation, whatever is computed before and after it."""
-
-    sources: tuple[T]
 
 
 @dataclass(frozen=True)
@@ -249,17 +256,3 @@ def axes_after_reshape(before: Sequence[int], after: Sequence[int], axis: int) -
     return [
         b for b, (stride, size) in enumerate(strides) if max(stride, near) < min(stride * size, far)
     ]
-
-
-def _moved(
-    before: Sequence[int], after: Sequence[int], axis: int, dropped: Collection[int]
-) -> list[int]:
-    if tuple(before) == tuple(after):
-        return [axis]
-    if dropped:
-        return [] if axis in dropped else [axis - sum(d < axis for d in dropped)]
-    if math.prod(before) == math.prod(after):
-        return axes_after_reshape(before, after, axis)
-    if len(after) >= len(before):
-        return [axis + len(after) - len(before)]
-    return list(range(1, len(after)))  # of unknown sizes: they may be anywhere

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 
 from .graph import Affine, Graph, GraphError, Nonlinearity, Sum, inputs_of, require_number
 
@@ -22,12 +23,9 @@ def normalise_sums(graph: Graph, shortcut_weight: float | None = None) -> Graph:
 
     Residual blocks as most people write them become the paper's:
 
-    >>> from .graph import GraphBuilder
-    >>> g = GraphBuilder()
-    >>> x = g.affine(g.input())
-    >>> y = g.affine(g.activation(x))
-    >>> block = g.sum([x, y])
-    >>> normalise_sums(g.build(), 0.8) == Graph.residual(1, branch_depth=1, shortcut_weight=0.8)
+    >>> from .graph import Input
+    >>> plain = Graph([Input(), Affine(0), Nonlinearity(1), Affine(2), Sum((1, 3), (1.0, 1.0))])
+    >>> normalise_sums(plain, 0.8) == Graph.residual(1, branch_depth=1, shortcut_weight=0.8)
     True
     """
     return reweight(graph, normalised_weights(graph, shortcut_weight))
@@ -45,11 +43,17 @@ def normalised_weights(graph: Graph, shortcut_weight: float | None = None) -> We
             Several shortcuts, or several branches, share it in their old proportions. If None,
             all terms keep their proportions.
     """
-    _require_weight(shortcut_weight)
+    if shortcut_weight is not None:
+        require_number("shortcut_weight", shortcut_weight)
+        if not 0.0 <= shortcut_weight < 1.0:
+            raise GraphError(
+                f"shortcut_weight must be in [0, 1), got {shortcut_weight} (0 removes the "
+                "shortcuts, 0.8 keeps them)"
+            )
     inner = _inner_sums(graph)
     leaves: dict[int, list[tuple[int, float]]] = {}  # the terms of a sum, inner sums resolved
     parts: dict[int, dict[int, float]] = {}  # a sum as a combination of independent nodes
-    found: Weights = {}
+    wanted: dict[int, list[float]] = {}  # the weights of the leaves of a sum
     for index, node in enumerate(graph.nodes):
         if not isinstance(node, Sum):
             parts[index] = {index: 1.0}
@@ -66,16 +70,21 @@ def normalised_weights(graph: Graph, shortcut_weight: float | None = None) -> We
             # The squares of terms with a common part, as in x + (x + R(x)), do not just add up.
             norm = math.hypot(*parts[index].values()) or 1.0
             parts[index] = {source: part / norm for source, part in parts[index].items()}
-            _distribute(graph, index, [w / norm for w in weights], inner, leaves, found)
+            wanted[index] = [w / norm for w in weights]
+    found: Weights = {}
+    for index in sorted(leaves, reverse=True):  # a sum before the inner sums that it reads
+        rest, own = iter(wanted[index]), list[float]()
+        for i in inputs_of(graph.nodes[index]):
+            part = list(islice(rest, len(leaves[i]) if i in inner else 1))
+            own.append(math.hypot(*part) if i in inner else part[0])
+            if i in inner:
+                wanted[i] = _unit_norm(part)
+        found[index] = tuple(own)
     return found
 
 
 def combine(terms: Iterable[tuple[Mapping[int, float], float]]) -> dict[int, float]:
-    """A weighted sum of combinations of nodes, as one combination.
-
-    >>> combine([({0: 1.0, 1: 2.0}, 3.0), ({1: 1.0}, 0.5)])
-    {0: 3.0, 1: 6.5}
-    """
+    """A weighted sum of combinations of nodes, as one combination."""
     total: dict[int, float] = {}
     for parts, weight in terms:
         for source, part in parts.items():
@@ -88,30 +97,22 @@ def to_residual_form(graph: Graph) -> Graph:
 
     Blocks $x^{l+1} = \phi(x^l + \mathcal R(x^l))$ become $u^{l+1} = u^l + \mathcal R(\phi(u^l))$,
     the blocks of the paper (eq. 6), with $x^l = \phi(u^l)$. Every activation is still read.
-
-    >>> from .graph import GraphBuilder
-    >>> g = GraphBuilder()
-    >>> x = g.activation(g.affine(g.input()))
-    >>> y = g.activation(g.sum([g.affine(x), x]))
-    >>> inputs_of(to_residual_form(g.build()).nodes[-2])
-    (3, 1)
     """
-    readers, before = _readers(graph), _before_nonlinearities(graph)
-    nodes = list(graph.nodes)
+    nodes, before = list(graph.nodes), _before_nonlinearities(graph)
     for index, node in enumerate(graph.nodes):
         if isinstance(node, Sum) and index in before:
-            inputs = tuple(_before_activation(graph, readers, i) for i in node.inputs)
+            inputs = tuple(_before_activation(graph, i) for i in node.inputs)
             nodes[index] = replace(node, inputs=inputs)
     return Graph(nodes)
 
 
-def _before_activation(graph: Graph, readers: Mapping[int, Sequence[int]], term: int) -> int:
+def _before_activation(graph: Graph, term: int) -> int:
     """The input of the activation at `term` (perhaps times a factor) if it has other readers."""
-    index, shared = term, len(set(readers[term])) > 1
-    node = graph.nodes[index]
+    node, readers = graph.nodes[term], set(graph.readers[term])
+    shared = len(readers) > 1
     while isinstance(node, Sum) and len(node.inputs) == 1 and node.weights[0] > 0.0:
-        index = node.inputs[0]
-        node, shared = graph.nodes[index], shared or len(set(readers[index])) > 1
+        readers = set(graph.readers[node.inputs[0]])
+        node, shared = graph.nodes[node.inputs[0]], shared or len(readers) > 1
     return node.input if isinstance(node, Nonlinearity) and shared else term
 
 
@@ -140,48 +141,11 @@ def reweight(graph: Graph, weights: Mapping[int, Sequence[float]]) -> Graph:
     return Graph(nodes)
 
 
-def _require_weight(weight: float | None) -> None:
-    if weight is None:
-        return
-    require_number("shortcut_weight", weight)
-    if not 0.0 <= weight < 1.0:
-        raise GraphError(
-            f"shortcut_weight must be in [0, 1), got {weight} (0 removes the shortcuts, 0.8 keeps "
-            "them)"
-        )
-
-
-def _readers(graph: Graph) -> dict[int, list[int]]:
-    readers: dict[int, list[int]] = {}
-    for index in sorted(graph.live):
-        for i in inputs_of(graph.nodes[index]):
-            readers.setdefault(i, []).append(index)
-    return readers
-
-
 def _inner_sums(graph: Graph) -> set[int]:
     """The sums that another sum reads once, and nothing else does."""
-    readers = _readers(graph)
-    return {
-        index
-        for index, node in enumerate(graph.nodes)
-        if isinstance(node, Sum)
-        and len(readers.get(index, [])) == 1
-        and isinstance(graph.nodes[readers[index][0]], Sum)
-    }
-
-
-@lru_cache(maxsize=4)
-def _depths(graph: Graph) -> list[tuple[int, int]]:
-    """The largest numbers of activations and of affine layers from the input to each node."""
-    depths: list[tuple[int, int]] = []
-    for node in graph.nodes:
-        before = [depths[i] for i in inputs_of(node)]
-        activations, layers = (max((pair[k] for pair in before), default=0) for k in (0, 1))
-        depths.append(
-            (activations + isinstance(node, Nonlinearity), layers + isinstance(node, Affine))
-        )
-    return depths
+    alone = {index: r[0] for index, r in graph.readers.items() if len(r) == 1}
+    sums = {index for index, node in enumerate(graph.nodes) if isinstance(node, Sum)}
+    return {index for index in sums if alone.get(index) in sums}
 
 
 @lru_cache(maxsize=4)
@@ -219,33 +183,10 @@ def _shortcuts(graph: Graph, terms: Sequence[int]) -> set[int]:
     found = {a for a in terms for b in terms if a != b and before[b] >> a & 1}
     if found or len(terms) < 2:
         return found
-    depths = [_depths(graph)[term] for term in terms]
+    depths = [graph.depths[term] for term in terms]
     return set() if depths.count(min(depths)) > 1 else {terms[depths.index(min(depths))]}
 
 
 def _unit_norm(weights: Sequence[float]) -> list[float]:
     norm = math.hypot(*weights)
     return [w / norm for w in weights] if norm else list(weights)
-
-
-def _distribute(
-    graph: Graph,
-    index: int,
-    weights: Sequence[float],
-    inner: set[int],
-    leaves: Mapping[int, Sequence[object]],
-    found: Weights,
-) -> None:
-    """Set the sum at `index` and those inside so that its leaves get `weights`."""
-    todo = [(index, list(weights))]
-    while todo:
-        index, values = todo.pop()
-        own: list[float] = []
-        for i in inputs_of(graph.nodes[index]):
-            if i in inner:
-                part, values = values[: len(leaves[i])], values[len(leaves[i]) :]
-                own.append(math.hypot(*part))
-                todo.append((i, _unit_norm(part)))
-            else:
-                own.append(values.pop(0))
-        found[index] = tuple(own)

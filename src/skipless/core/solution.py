@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from skipless.tables import table
 
-from .activations import Activation, Array, activation, activation_names, transform
+from .activations import CONSTANTS, Activation, Array, activation, activation_names, transform
 from .maps import c_map, q_map, require_cosines, tabulated_c_map
 
 _MOST_RESIDUAL = 1e-10
-_NEUTRAL = {"input_scale": 1.0, "input_shift": 0.0, "output_scale": 1.0, "output_shift": 0.0}
+_NEUTRAL = dict(zip(CONSTANTS, (1.0, 0.0, 1.0, 0.0), strict=True))
 # Each method has a condition that no other one has.
 _METHOD_OF = {"mu0": "TAT", "mu2": "TAT", "mu1": "DKS", "Q(q)/q": "EOC"}
 
@@ -81,19 +81,11 @@ class Solution:
     def __str__(self) -> str:
         methods = [_METHOD_OF[name] for name in self.targets if name in _METHOD_OF]
         parameters = self.parameters | ({"q": self.q} if self.q != 1.0 else {})
-        parts = [
-            " with ".join([*methods, self.activation]),
-            table(
-                ["parameter", "value"],
-                [[name, f"{x:.7g}"] for name, x in parameters.items() if x is not None],
-            ),
-        ]
+        rows = [[name, f"{x:.7g}"] for name, x in parameters.items() if x is not None]
+        parts = [" with ".join([*methods, self.activation]), table(["parameter", "value"], rows)]
         if self.targets:
-            conditions = [
-                [name, f"{target:.7g}", f"{self.residuals[name]:.1e}"]
-                for name, target in self.targets.items()
-            ]
-            parts.append(table(["condition", "target", "residual"], conditions))
+            rows = [[n, f"{x:.7g}", f"{self.residuals[n]:.1e}"] for n, x in self.targets.items()]
+            parts.append(table(["condition", "target", "residual"], rows))
         return "\n\n".join(parts)
 
     @classmethod
@@ -106,15 +98,8 @@ class Solution:
     @property
     def parameters(self) -> dict[str, float | None]:
         """The numbers that define the shaped network; None if the method does not use one."""
-        return {
-            "negative_slope": self.negative_slope,
-            "input_scale": self.input_scale,
-            "input_shift": self.input_shift,
-            "output_scale": self.output_scale,
-            "output_shift": self.output_shift,
-            "sigma_w": self.sigma_w,
-            "sigma_b": self.sigma_b,
-        }
+        names = ("negative_slope", *CONSTANTS, "sigma_w", "sigma_b")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def base(self) -> Activation:
@@ -124,8 +109,8 @@ class Solution:
     @property
     def constants(self) -> dict[str, float]:
         """The four numbers of φ̂, those that the method does not use at their neutral values."""
-        numbers = {name: getattr(self, name) for name in _NEUTRAL}
-        return {n: _NEUTRAL[n] if number is None else number for n, number in numbers.items()}
+        numbers = {name: getattr(self, name) for name in CONSTANTS}
+        return _NEUTRAL | {name: x for name, x in numbers.items() if x is not None}
 
     @property
     def is_rectifier(self) -> bool:
@@ -170,15 +155,13 @@ class Solution:
         self, targets: Mapping[str, float], attained: Mapping[str, float]
     ) -> Solution:
         """This solution with targets and residuals, after checking that all residuals are small."""
-        residuals = {
-            name: (attained[name] - target) / max(1.0, abs(target))
-            for name, target in targets.items()
-        }
-        for name, residual in residuals.items():
-            if not abs(residual) <= _MOST_RESIDUAL:
+        residuals: dict[str, float] = {}
+        for name, target in targets.items():
+            residuals[name] = (attained[name] - target) / max(1.0, abs(target))
+            if not abs(residuals[name]) <= _MOST_RESIDUAL:
                 raise ArithmeticError(
                     f"Solver check failed for {self.activation}: {name} is {attained[name]:.12g} "
-                    f"by a second quadrature, expected {targets[name]:g}. Please report this."
+                    f"by a second quadrature, expected {target:g}. Please report this."
                 )
         return replace(self, targets=dict(targets), residuals=residuals)
 

@@ -4,6 +4,8 @@ The maps of the ReLU family have closed forms; any other φ is shaped by φ̂(x)
 whose solutions `curves` finds.
 """
 
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import math
@@ -11,7 +13,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import assert_never
 
 import numpy as np
 from scipy.optimize import brentq
@@ -269,7 +270,11 @@ def solve(
     >>> solution.targets["mu0"], solution.largest_residual < 1e-10
     (0.9, True)
     """
-    _require_types(graph, method)
+    if not isinstance(graph, Graph):
+        raise TypeError(
+            f"solve expects a Graph first, got {graph!r}. Use Graph.chain(100), "
+            "Graph.residual(...), a GraphBuilder, or trace a model."
+        )
     phi = look_up(activation)
     if graph.depth == 0:
         raise ValueError(
@@ -301,20 +306,10 @@ def solve(
         case EOC(sigma_b=sigma_b):
             return eoc(sigma_b, phi, clamp)
         case _:
-            assert_never(method)
-
-
-def _require_types(graph: object, method: object) -> None:
-    if not isinstance(graph, Graph):
-        raise TypeError(
-            f"solve expects a Graph first, got {graph!r}. Use Graph.chain(100), "
-            "Graph.residual(...), a GraphBuilder, or trace a model."
-        )
-    if not isinstance(method, TAT | DKS | EOC):
-        raise TypeError(
-            f"solve expects TAT(...), DKS(...) or EOC(...) as the method, got {method!r}. "
-            "For example: solve(graph, TAT(eta=0.9), 'leaky_relu')."
-        )
+            raise TypeError(
+                f"solve expects TAT(...), DKS(...) or EOC(...) as the method, got {method!r}. "
+                "For example: solve(graph, TAT(eta=0.9), 'leaky_relu')."
+            )
 
 
 @lru_cache(maxsize=64)

@@ -19,7 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar, assert_never
+from typing import Generic, Literal, NamedTuple, TypeVar, assert_never
 
 from . import record as rec
 from .activations import Activation, Array
@@ -39,8 +39,7 @@ class Step(Generic[T]):
     """What a tensor is to the graph: an operation of this kind on `inputs`.
 
     It is `scale` times what the graph has at `node`. The input of an activation is the tensor that
-    the whole function is applied to, by however many operations it is written. `phi` is the
-    activation, if it was recognised by its values.
+    the whole function is applied to; `phi` is known if it was recognised by its values.
     """
 
     kind: Kind
@@ -70,8 +69,7 @@ class Axes:
 class Reading(Generic[T]):
     """The graph of a recorded network, and how it lies in the record.
 
-    `steps` has the tensors that a node of the graph stands for, not those inside an
-    activation; `axes` has all of them.
+    `steps` has the tensors that nodes stand for, not those inside an activation; `axes` has all.
     """
 
     graph: Graph
@@ -97,12 +95,7 @@ class Reading(Generic[T]):
 
 
 def read(record: Recorded[T]) -> Reading[T]:
-    """The graph of a recorded network.
-
-    Raises:
-        UnsupportedModelError: The network does something that has no Q and C maps; the message
-            says where, and what to do about it.
-    """
+    """The graph of a recorded network; raises where it does what has no Q and C maps."""
     reader = _Reader(record)
     graph = reader.read()
     return Reading(graph, reader.notes, reader.steps, _find_axes(record), record.output)
@@ -328,9 +321,8 @@ class _Reader(Generic[T]):
 
     def _unknown_function(self, tensor: T, user: T | None) -> UnsupportedModelError:
         """The refusal of the first function on the way to `tensor` that is unknown."""
-        while True:
-            source, *others = dict.fromkeys(self.record.operations[tensor].sources)
-            if others or source is None or self._is_known(source):
+        while len(sources := set(self._sources(tensor))) == 1:
+            if self._is_known(source := sources.pop()):
                 break
             tensor, user = source, tensor
         used = "the output" if user is None else f"used at {self.record.origin(user)}"
@@ -422,8 +414,7 @@ class _Reader(Generic[T]):
         return self._readers[tensor] > 1
 
 
-@dataclass(frozen=True)
-class _Roles:
+class _Roles(NamedTuple):
     """The axes of a tensor over which samples run, and channels, and branches side by side."""
 
     samples: frozenset[int] = frozenset()
@@ -493,9 +484,7 @@ def _follow(
                 samples = samples - new if axes is None else axes.carry(samples)
                 found[tensor] = _Roles(samples, new - samples or new)
             case rec.Move(sources=(source,), axes=axes):
-                known = found[source]
-                moved = map(axes.carry, (known.samples, known.channels, known.branches))
-                found[tensor] = _Roles(*moved)
+                found[tensor] = _Roles(*map(axes.carry, found[source]))
             case _:
                 found[tensor] = _side_by_side(record, tensor, operation, found)
     return found
@@ -504,18 +493,15 @@ def _follow(
 def _side_by_side(
     record: Recorded[T], tensor: T, operation: rec.Operation[T], found: Mapping[T, _Roles]
 ) -> _Roles:
-    """The roles of axes after what is computed number by number, or concatenated.
-
-    Where its sources do not agree on their channels, these are not known.
-    """
+    """The roles of axes after what is computed number by number, or concatenated."""
     sources = [source for source in operation.sources if source is not None]
     shifted: list[_Roles] = []
     for source in sources:
-        known, more = found[source], record.rank(tensor) - record.rank(source)
-        axes = (known.samples, known.channels, known.branches)
-        shifted.append(_Roles(*(frozenset(axis + more for axis in a) for a in axes)))
-    channels = shifted[0].channels.intersection(*(roles.channels for roles in shifted[1:]))
-    branches = frozenset[int]().union(*(roles.branches for roles in shifted))
+        more = record.rank(tensor) - record.rank(source)
+        shifted.append(_Roles(*(frozenset(axis + more for axis in a) for a in found[source])))
+    samples, channels, branches = zip(*shifted, strict=True)
+    together = frozenset[int]().union(*branches)
     if isinstance(operation, rec.Concatenation) and len(set(sources)) > 1:
-        branches |= {operation.axis}
-    return _Roles(shifted[0].samples, channels, branches)
+        together |= {operation.axis}
+    # Where sources do not agree on their channels, these are not known.
+    return _Roles(samples[0], channels[0].intersection(*channels[1:]), together)
