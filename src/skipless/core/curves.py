@@ -106,8 +106,9 @@ def transformations(
     activation: Activation, conditions: Conditions, target: float
 ) -> Iterator[Transformation]:
     """The transformations of φ that satisfy `conditions` with reading `target`, best first."""
+    tracer = _Tracer(activation, conditions)
     for curve in trace_curves(activation, conditions):
-        yield from _transformations_on(curve, activation, conditions, target)
+        yield from tracer.on_curve(curve, target)
 
 
 def reachable_range(activation: Activation, conditions: Conditions) -> tuple[float, float] | None:
@@ -136,51 +137,16 @@ def nearest_transformation(
     level = np.flatnonzero(gap < np.min(gap) + 1e-4)
     best = level[[np.argmin(np.abs(np.log(alpha[level])))]]
     width = 1e-2 * (np.abs(beta[best]) + alpha[best])
-    bracket = np.stack([beta[best] - width, beta[best] + width], axis=1)
-    shift = _zeros(activation, conditions, alpha[best], bracket, halvings=60)
-    return _transformations_at(activation, conditions, alpha[best], shift)[0]
+    tracer = _Tracer(activation, conditions)
+    shift = tracer.zeros(alpha[best], beta[best] - width, beta[best] + width, halvings=60)
+    return tracer.at(alpha[best], shift)[0]
 
 
 @lru_cache(maxsize=256)
 def trace_curves(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]:
     """The curves on which `balance` vanishes, traced over α from 1e-4 to 1e6, best first."""
-    curves = _curves(activation, conditions)
-    ranks = [_rank(curve, activation, conditions) for curve in curves]
-    return tuple(curves[i] for i in sorted(range(len(curves)), key=ranks.__getitem__))
-
-
-def _rank(
-    curve: Curve, activation: Activation, conditions: Conditions
-) -> tuple[float, float, float, bool]:
-    """A sort key for curves: the distortion in a deep network, then the canonical form."""
-    deep = next(_transformations_on(curve, activation, conditions, _DEEP), None)
-    if deep is None:
-        bend, span, beta = math.inf, float(np.ptp(curve.reading)), float(curve.beta[0])
-    else:
-        bend = distortion(activation, (deep.alpha, deep.beta, deep.gamma, deep.delta))
-        span, beta = 0.0, deep.beta
-    # Mirror images agree to rounding error; five digits make them equal.
-    return float(f"{bend:.4e}"), -float(f"{span:.4e}"), float(f"{abs(beta):.4e}"), beta < 0.0
-
-
-def _curves(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]:
-    rows: list[int] = []
-    brackets: list[tuple[float, float]] = []
-    for i, (betas, m) in enumerate(_survey(activation)):
-        f = _balance(conditions, m)
-        for j in np.flatnonzero(f[:-1] * f[1:] < 0.0):
-            rows.append(i)
-            brackets.append((betas[j], betas[j + 1]))
-    if not rows:
-        return ()
-    index = np.array(rows, np.intp)
-    alpha = _ALPHAS[index]
-    beta = _zeros(activation, conditions, alpha, np.array(brackets))
-    # A larger balance is a jump, not a zero.
-    sound, reading = _sound(activation, conditions, alpha, beta, 1e-2)
-    curves = _link(index[sound], beta[sound], reading[sound])
-    refined = (*_arcs(curves, activation, conditions), *_crests(curves, activation, conditions))
-    return (*curves, *refined)
+    tracer = _Tracer(activation, conditions)
+    return tuple(sorted(tracer.curves(), key=tracer.rank))
 
 
 @lru_cache(maxsize=64)
@@ -198,57 +164,176 @@ def _survey(activation: Activation) -> tuple[tuple[Array, Moments], ...]:
 
 def _shifts(activation: Activation, alpha: float) -> Array:
     """Values of β to try: fine on the scale of φ, and on the scale of α around each kink."""
-    around = [np.asarray([k]) + alpha * _SHIFTS for k in activation.kinks]
-    betas = np.unique(np.concatenate([(0.2 + alpha) * _SHIFTS, *around]))
     if activation.period is not None:
-        betas = np.linspace(-0.5, 0.5, _SHIFTS.size) * activation.period
-    return betas
+        return np.linspace(-0.5, 0.5, _SHIFTS.size) * activation.period
+    around = [np.asarray([k]) + alpha * _SHIFTS for k in activation.kinks]
+    return np.unique(np.concatenate([(0.2 + alpha) * _SHIFTS, *around]))
 
 
-def _balance(conditions: Conditions, m: Moments) -> Array:
-    with np.errstate(all="ignore"):
-        f = conditions.balance(m)
-        noise = (m.excess < _LEAST_EXCESS * m.variance) | (
-            m.variance < (_LEAST_SPREAD * m.mean) ** 2
-        )
-    return np.where(noise, np.nan, f)
+@dataclass(frozen=True)
+class _Tracer:
+    """Traces the curves of one φ under the conditions of one method."""
 
+    phi: Activation
+    conditions: Conditions
 
-def _zeros(
-    activation: Activation,
-    conditions: Conditions,
-    alpha: Array,
-    bracket: Array,
-    halvings: int = 10,
-    secants: int = 0,
-) -> Array:
-    """Zeros of `balance` in β within each bracket, by bisection and then by the secant."""
+    def rank(self, curve: Curve) -> tuple[float, float, float, bool]:
+        """A sort key for curves: the distortion in a deep network, then the canonical form."""
+        deep = next(self.on_curve(curve, _DEEP), None)
+        if deep is None:
+            bend, span, beta = math.inf, float(np.ptp(curve.reading)), float(curve.beta[0])
+        else:
+            bend = distortion(self.phi, (deep.alpha, deep.beta, deep.gamma, deep.delta))
+            span, beta = 0.0, deep.beta
+        # Mirror images agree to rounding error; five digits make them equal.
+        return float(f"{bend:.4e}"), -float(f"{span:.4e}"), float(f"{abs(beta):.4e}"), beta < 0.0
 
-    def balance(beta: Array) -> Array:
-        return _balance(conditions, moments(activation, alpha, beta, bending=False))
+    def curves(self) -> tuple[Curve, ...]:
+        rows: list[int] = []
+        brackets: list[tuple[float, float]] = []
+        for i, (betas, m) in enumerate(_survey(self.phi)):
+            f = self._balance(m)
+            for j in np.flatnonzero(f[:-1] * f[1:] < 0.0):
+                rows.append(i)
+                brackets.append((betas[j], betas[j + 1]))
+        if not rows:
+            return ()
+        index = np.array(rows, np.intp)
+        alpha, (low, high) = _ALPHAS[index], np.array(brackets).T
+        beta = self.zeros(alpha, low, high)
+        sound, reading = self._sound(alpha, beta, close=1e-2)
+        curves = _link(index[sound], beta[sound], reading[sound])
+        return (*curves, *self._arcs(curves), *self._crests(curves))
 
-    low, high = bracket[:, 0], bracket[:, 1]
-    f_low, f_high = balance(low), np.full_like(low, np.nan)
-    for step in range(halvings + secants):
-        middle = 0.5 * (low + high)
-        if step >= halvings:
-            with np.errstate(all="ignore"):
-                secant = low - f_low * (high - low) / (f_high - f_low)
-            middle = np.where((low <= secant) & (secant <= high), secant, middle)
-        f = balance(middle)
-        left = f * f_low > 0.0
-        low, high = np.where(left, middle, low), np.where(left, high, middle)
-        f_low, f_high = np.where(left, f, f_low), np.where(left, f_high, f)
-    return np.where(np.abs(f_low) < np.abs(f_high), low, high) if secants else 0.5 * (low + high)
+    def on_curve(self, curve: Curve, target: float) -> Iterator[Transformation]:
+        """The points of one curve with reading `target`, those nearest to its deep end first."""
+        starts = _starts(curve, math.log(target))
+        if not starts:
+            return
+        alpha, beta = self._polish(np.array(starts).T, math.log(target))
+        if not alpha.size:
+            return
+        found = self.at(alpha, beta)
+        if curve.reading[-1] < curve.reading[0]:
+            found.reverse()
+        seen: list[float] = []
+        for point in found:
+            if not any(abs(math.log(alpha / point.alpha)) < 1e-6 for alpha in seen):
+                seen.append(point.alpha)
+                yield point
 
+    def at(self, alpha: Array, beta: Array) -> list[Transformation]:
+        m = moments(self.phi, alpha, beta)
+        gamma, delta = self.conditions.output(m)
+        rows = np.stack([alpha, beta, gamma, delta, np.exp(self.conditions.reading(m))], axis=1)
+        return [Transformation(*row) for row in rows.tolist()]
 
-def _sound(
-    activation: Activation, conditions: Conditions, alpha: Array, beta: Array, close: float
-) -> tuple[npt.NDArray[np.bool_], Array]:
-    """Where `balance` is zero up to `close`, and the reading there."""
-    m = moments(activation, alpha, beta)
-    with np.errstate(all="ignore"):
-        return np.abs(_balance(conditions, m)) < close, conditions.reading(m)
+    def zeros(
+        self, alpha: Array, low: Array, high: Array, halvings: int = 10, secants: int = 0
+    ) -> Array:
+        """Zeros of `balance` in β between `low` and `high`, by bisection, then by the secant."""
+        f_low, f_high = self._balance_at(alpha, low), np.full_like(low, np.nan)
+        for step in range(halvings + secants):
+            middle = 0.5 * (low + high)
+            if step >= halvings:
+                with np.errstate(all="ignore"):
+                    secant = low - f_low * (high - low) / (f_high - f_low)
+                middle = np.where((low <= secant) & (secant <= high), secant, middle)
+            f = self._balance_at(alpha, middle)
+            left = f * f_low > 0.0
+            low, high = np.where(left, middle, low), np.where(left, high, middle)
+            f_low, f_high = np.where(left, f, f_low), np.where(left, f_high, f)
+        nearer = np.where(np.abs(f_low) < np.abs(f_high), low, high)
+        return nearer if secants else 0.5 * (low + high)
+
+    def _balance(self, m: Moments) -> Array:
+        with np.errstate(all="ignore"):
+            f = self.conditions.balance(m)
+            flat = m.variance < (_LEAST_SPREAD * m.mean) ** 2
+            linear = m.excess < _LEAST_EXCESS * m.variance
+        return np.where(linear | flat, np.nan, f)
+
+    def _balance_at(self, alpha: Array, beta: Array) -> Array:
+        return self._balance(moments(self.phi, alpha, beta, bending=False))
+
+    def _sound(
+        self, alpha: Array, beta: Array, close: float
+    ) -> tuple[npt.NDArray[np.bool_], Array]:
+        """Where `balance` is zero up to `close`, and does not just jump; and the reading there."""
+        m = moments(self.phi, alpha, beta)
+        with np.errstate(all="ignore"):
+            return np.abs(self._balance(m)) < close, self.conditions.reading(m)
+
+    def _arcs(self, curves: tuple[Curve, ...]) -> Iterator[Curve]:
+        """The arcs that join curves that end between the same two rows.
+
+        There α has an extremum and β does not: the arc is traced over β, with α by bisection.
+        """
+        for end, beyond in ((-1, 1), (0, -1)):
+            ends = sorted((float(c.alpha[end]), float(c.beta[end])) for c in curves)
+            for (alpha, low), (same, high) in pairwise(ends):
+                row = int(np.searchsorted(_ALPHAS, alpha * 0.999))
+                if alpha != same or not 0 <= row + beyond < _ALPHAS.size:
+                    continue
+                beta = np.linspace(low, high, 35)[1:-1]
+                near, far = np.full_like(beta, alpha), np.full_like(beta, _ALPHAS[row + beyond])
+                at_near = self._balance_at(near, beta)
+                across = at_near * self._balance_at(far, beta) < 0.0
+                if np.sum(across) < 3:
+                    continue
+                beta, near, far, at_near = (x[across] for x in (beta, near, far, at_near))
+                for _ in range(40):
+                    middle = np.sqrt(near * far)
+                    same_side = self._balance_at(middle, beta) * at_near > 0.0
+                    near, far = np.where(same_side, middle, near), np.where(same_side, far, middle)
+                yield Curve(near, beta, self.conditions.reading(moments(self.phi, near, beta)))
+
+    def _crests(self, curves: tuple[Curve, ...]) -> Iterator[Curve]:
+        """The pieces of the curves around an extremum of their reading, traced more finely."""
+        for curve in curves:
+            turns: list[int] = np.flatnonzero(np.diff(np.sign(np.diff(curve.reading)))).tolist()
+            last = curve.reading.size - 3  # in the first and last interval it would not show
+            for start in sorted({*turns, 0, last} if last >= 0 else set()):
+                rows = slice(start, start + 3)
+                log_alpha, shift = np.log(curve.alpha[rows]), curve.beta[rows]
+                finer = np.linspace(float(log_alpha[0]), float(log_alpha[-1]), 33)
+                alpha = np.exp(finer)
+                middle = np.asarray(np.interp(finer, log_alpha, shift), np.float64)
+                width = 0.3 * float(np.ptp(shift)) + 1e-2 * (0.2 + alpha)
+                beta = self.zeros(alpha, middle - width, middle + width, halvings=16, secants=3)
+                sound, reading = self._sound(alpha, beta, close=1e-6)
+                if np.sum(sound) > 2:
+                    yield Curve(alpha[sound], beta[sound], reading[sound])
+
+    def _polish(self, start: Array, target: float) -> tuple[Array, Array]:
+        """Newton's method from every start at once; returns (α, β) where it converged."""
+
+        def equations(log_alpha: Array, beta: Array) -> tuple[Array, Array]:
+            m = moments(self.phi, np.exp(log_alpha), beta)
+            return self.conditions.reading(m) - target, self.conditions.balance(m)
+
+        log_alpha, beta = start
+        e = 3e-3
+        with np.errstate(all="ignore"):
+            for _ in range(_NEWTON_STEPS):
+                d = e * np.exp(log_alpha)
+                moved_a = np.stack([log_alpha, log_alpha + e, log_alpha - e, log_alpha, log_alpha])
+                moved_b = np.stack([beta, beta, beta, beta + d, beta - d])
+                f, g = equations(moved_a, moved_b)
+                f_a, g_a = (f[1] - f[2]) / (2.0 * e), (g[1] - g[2]) / (2.0 * e)
+                f_b, g_b = (f[3] - f[4]) / (2.0 * d), (g[3] - g[4]) / (2.0 * d)
+                det = f_a * g_b - f_b * g_a
+                step_a = (f_b * g[0] - g_b * f[0]) / det
+                step_b = (g_a * f[0] - f_a * g[0]) / det
+                size = np.maximum(np.abs(step_a), np.abs(step_b) / (0.2 + np.exp(log_alpha)))
+                damp = np.minimum(1.0, 0.5 / size)
+                log_alpha, beta = log_alpha + damp * step_a, beta + damp * step_b
+                if np.nanmax(size, initial=0.0) < 1e-9:
+                    break
+            last_f, last_g = equations(log_alpha, beta)
+            noise = 1e-15 * np.exp(-2.0 * log_alpha)  # of moments that are differences of order α²
+            good = (np.abs(last_f) < 1e-9 + noise) & (np.abs(last_g) < 1e-6 + noise)
+        return np.exp(log_alpha[good]), beta[good]
 
 
 def _link(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[Curve, ...]:
@@ -270,86 +355,8 @@ def _link(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[Cur
         closed += [c for n, c in enumerate(open_) if n not in taken]
         grown = [[*open_[n], k] for n, k in taken.items()]
         open_ = grown + [[k] for k in free if k not in taken.values()]
-    chains = [np.array(c) for c in closed + open_]
+    chains = map(np.array, closed + open_)
     return tuple(Curve(_ALPHAS[index[c]], beta[c], reading[c]) for c in chains)
-
-
-def _transformations_on(
-    curve: Curve, activation: Activation, conditions: Conditions, target: float
-) -> Iterator[Transformation]:
-    """The points of one curve with reading `target`, those nearest to its deep end first."""
-    starts = _starts(curve, math.log(target))
-    if not starts:
-        return
-    alpha, beta = _polish(activation, conditions, np.array(starts).T, math.log(target))
-    if not alpha.size:
-        return
-    found = _transformations_at(activation, conditions, alpha, beta)
-    if curve.reading[-1] < curve.reading[0]:
-        found.reverse()
-    seen: list[float] = []
-    for point in found:
-        if not any(abs(math.log(alpha / point.alpha)) < 1e-6 for alpha in seen):
-            seen.append(point.alpha)
-            yield point
-
-
-def _transformations_at(
-    activation: Activation, conditions: Conditions, alpha: Array, beta: Array
-) -> list[Transformation]:
-    m = moments(activation, alpha, beta)
-    gamma, delta = conditions.output(m)
-    rows = np.stack([alpha, beta, gamma, delta, np.exp(conditions.reading(m))], axis=1)
-    return [Transformation(*row) for row in rows.tolist()]
-
-
-def _arcs(
-    curves: tuple[Curve, ...], activation: Activation, conditions: Conditions
-) -> Iterator[Curve]:
-    """The arcs that join curves that end between the same two rows.
-
-    There α has an extremum and β does not: the arc is traced over β, with α found by bisection.
-    """
-    for end, beyond in ((-1, 1), (0, -1)):
-        ends = sorted((float(c.alpha[end]), float(c.beta[end])) for c in curves)
-        for (alpha, low), (same, high) in pairwise(ends):
-            row = int(np.searchsorted(_ALPHAS, alpha * 0.999))
-            if alpha != same or not 0 <= row + beyond < _ALPHAS.size:
-                continue
-            beta = np.linspace(low, high, 35)[1:-1]
-            near, far = np.full_like(beta, alpha), np.full_like(beta, _ALPHAS[row + beyond])
-            at_near = _balance(conditions, moments(activation, near, beta))
-            at_far = _balance(conditions, moments(activation, far, beta))
-            across = at_near * at_far < 0.0
-            if np.sum(across) < 3:
-                continue
-            beta, near, far, at_near = (x[across] for x in (beta, near, far, at_near))
-            for _ in range(40):
-                middle = np.sqrt(near * far)
-                same_side = _balance(conditions, moments(activation, middle, beta)) * at_near > 0.0
-                near, far = np.where(same_side, middle, near), np.where(same_side, far, middle)
-            yield Curve(near, beta, conditions.reading(moments(activation, near, beta)))
-
-
-def _crests(
-    curves: tuple[Curve, ...], activation: Activation, conditions: Conditions
-) -> Iterator[Curve]:
-    """The pieces of the curves around an extremum of their reading, traced more finely."""
-    for curve in curves:
-        turns: list[int] = np.flatnonzero(np.diff(np.sign(np.diff(curve.reading)))).tolist()
-        last = curve.reading.size - 3  # in the first and last interval an extremum would not show
-        for start in sorted({*turns, 0, last} if last >= 0 else set()):
-            rows = slice(start, start + 3)
-            log_alpha, shift = np.log(curve.alpha[rows]), curve.beta[rows]
-            finer = np.linspace(float(log_alpha[0]), float(log_alpha[-1]), 33)
-            alpha = np.exp(finer)
-            middle = np.asarray(np.interp(finer, log_alpha, shift), np.float64)
-            width = 0.3 * float(np.ptp(shift)) + 1e-2 * (0.2 + alpha)
-            bracket = np.stack([middle - width, middle + width], axis=1)
-            beta = _zeros(activation, conditions, alpha, bracket, halvings=16, secants=3)
-            sound, reading = _sound(activation, conditions, alpha, beta, 1e-6)
-            if np.sum(sound) > 2:
-                yield Curve(alpha[sound], beta[sound], reading[sound])
 
 
 def _starts(curve: Curve, target: float) -> list[tuple[float, float]]:
@@ -366,36 +373,3 @@ def _starts(curve: Curve, target: float) -> list[tuple[float, float]]:
         near = sorted(i for i in turns if abs(gap[i]) < 0.3)
         starts = [(float(log_alpha[i]), float(curve.beta[i])) for i in near]
     return starts
-
-
-def _polish(
-    activation: Activation, conditions: Conditions, start: Array, target: float
-) -> tuple[Array, Array]:
-    """Newton's method from every start at once; returns (α, β) where it converged."""
-
-    def equations(log_alpha: Array, beta: Array) -> tuple[Array, Array]:
-        m = moments(activation, np.exp(log_alpha), beta)
-        return conditions.reading(m) - target, conditions.balance(m)
-
-    log_alpha, beta = start[0], start[1]
-    e = 3e-3
-    with np.errstate(all="ignore"):
-        for _ in range(_NEWTON_STEPS):
-            d = e * np.exp(log_alpha)
-            moved_a = np.stack([log_alpha, log_alpha + e, log_alpha - e, log_alpha, log_alpha])
-            moved_b = np.stack([beta, beta, beta, beta + d, beta - d])
-            f, g = equations(moved_a, moved_b)
-            f_a, g_a = (f[1] - f[2]) / (2.0 * e), (g[1] - g[2]) / (2.0 * e)
-            f_b, g_b = (f[3] - f[4]) / (2.0 * d), (g[3] - g[4]) / (2.0 * d)
-            det = f_a * g_b - f_b * g_a
-            step_a = (f_b * g[0] - g_b * f[0]) / det
-            step_b = (g_a * f[0] - f_a * g[0]) / det
-            size = np.maximum(np.abs(step_a), np.abs(step_b) / (0.2 + np.exp(log_alpha)))
-            damp = np.minimum(1.0, 0.5 / size)
-            log_alpha, beta = log_alpha + damp * step_a, beta + damp * step_b
-            if np.nanmax(size, initial=0.0) < 1e-9:
-                break
-        last_f, last_g = equations(log_alpha, beta)
-        noise = 1e-15 * np.exp(-2.0 * log_alpha)  # of moments that are differences of order α²
-        good = (np.abs(last_f) < 1e-9 + noise) & (np.abs(last_g) < 1e-6 + noise)
-    return np.exp(log_alpha[good]), beta[good]
