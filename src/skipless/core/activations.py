@@ -46,10 +46,6 @@ class Activation:
     continuous; `kinks` are the points where φ′ or φ″ jumps, so that integrals can be split there.
 
     Args:
-        value: φ.
-        slope: φ′.
-        curvature: φ″.
-        kinks: where φ′ or φ″ jumps.
         name: how errors and tables call it.
         period: after which φ repeats itself, if it does.
         bend: around where, and on what scale, a smooth φ bends.

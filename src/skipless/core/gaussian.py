@@ -105,11 +105,9 @@ def rule(ends: Array, edges: Array = _CENTRE, halvings: int = 0) -> tuple[Array,
     bounds.sort(axis=-1)
     bounds = bounds[..., : edges.size + int(np.max(np.sum(inside, axis=-1), initial=0))]
     if halvings:
-        parts = 2**halvings
-        left, width = bounds[..., :-1, None], np.diff(bounds)[..., None]
-        inner = (left + width * np.linspace(0.0, 1.0, parts, endpoint=False)).reshape(
-            *bounds.shape[:-1], -1
-        )
+        parts = np.linspace(0.0, 1.0, 2**halvings, endpoint=False)
+        inner = bounds[..., :-1, None] + np.diff(bounds)[..., None] * parts
+        inner = inner.reshape(*bounds.shape[:-1], -1)
         bounds = np.concatenate([inner, bounds[..., -1:]], axis=-1)
     half = 0.5 * np.diff(bounds)
     middle = 0.5 * (bounds[..., 1:] + bounds[..., :-1])
@@ -148,18 +146,13 @@ def expectation(f: Function, ends: Array | None = None) -> float:
 
 
 def pair_expectation(
-    f: Function,
-    g: Function,
-    c: float,
-    f_ends: Array,
-    g_ends: Array,
-    halvings: int | None = None,
+    f: Function, g: Function, c: float, f_ends: Array, g_ends: Array, halvings: int | None = None
 ) -> float:
     """E[f(z₁) g(z₂)] for standard normal z₁, z₂ with correlation `c`.
 
     For |c| < 1, z₂ = c z₁ + √(1 - c²) z with z independent of z₁: the inner integral over z is a
     smooth function of z₁ that bends within √(1 - c²) of each end of g, where the outer panels are
-    narrow. `halvings` is the larger of `halvings_needed` for f and g, for callers that know it.
+    narrow. `halvings` is the larger of `halvings_needed` for f and g, if it is known.
 
     >>> square = lambda z: z * z
     >>> round(pair_expectation(square, square, 0.5, np.zeros(0), np.zeros(0)), 12)  # 1 + 2 c²
@@ -170,9 +163,9 @@ def pair_expectation(
     if halvings is None:
         halvings = max(halvings_needed(f, f_ends), halvings_needed(g, g_ends))
     s = math.sqrt((1.0 - c) * (1.0 + c))
-    outer_ends = (
-        np.concatenate([f_ends, _ends_after_smoothing(g_ends, s) / c]) if abs(c) > 0.05 else f_ends
-    )
+    outer_ends = f_ends
+    if abs(c) > 0.05:
+        outer_ends = np.concatenate([f_ends, _ends_after_smoothing(g_ends, s) / c])
     z1, w1 = rule(outer_ends[np.abs(outer_ends) < _REACH], _CENTRE, halvings)
     total = 0.0
     for some in np.array_split(np.arange(z1.size), 1 + z1.size * 2**halvings // _BLOCK):

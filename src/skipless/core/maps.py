@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -135,7 +134,7 @@ def leaky_relu_c_map(c: float, alpha: float) -> float:
     >>> round(leaky_relu_c_map(0.0, alpha=0.0), 6)  # 1 / pi
     0.31831
     """
-    _require_cosine(c)
+    require_cosines(c)
     kappa = _kappa(alpha)
     # c + g(c)/π = g(-c)/π: for c < 0 this form does not cancel.
     linear = (1.0 - kappa) * c if c < 0.0 else c
@@ -145,13 +144,13 @@ def leaky_relu_c_map(c: float, alpha: float) -> float:
 
 def leaky_relu_c_map_slope(c: float, alpha: float) -> float:
     r"""Slope of `leaky_relu_c_map`: $1 - \frac{(1-\alpha)^2}{\pi(1+\alpha^2)} \arccos c$."""
-    _require_cosine(c)
+    require_cosines(c)
     return 1.0 - _kappa(alpha) * math.acos(c) / math.pi
 
 
 def leaky_relu_c_map_curvature(c: float, alpha: float) -> float:
     r"""Curvature of `leaky_relu_c_map`: $\frac{(1-\alpha)^2}{\pi(1+\alpha^2)\sqrt{1-c^2}}$."""
-    _require_cosine(c)
+    require_cosines(c)
     if (kappa := _kappa(alpha)) == 0.0:
         return 0.0
     return math.inf if abs(c) == 1.0 else kappa / (math.pi * math.sqrt((1.0 - c) * (1.0 + c)))
@@ -166,7 +165,7 @@ def erf_c_map(c: float, q1: float = 1.0, q2: float | None = None) -> float:
     >>> erf_c_map(1.0, q1=2.0)
     1.0
     """
-    _require_cosine(c)
+    require_cosines(c)
     qs = (q1, q1 if q2 is None else q2)
     for q in qs:
         _require_positive(q)
@@ -200,7 +199,14 @@ def tabulated_c_map(activation: Activation, q: float = 1.0) -> Callable[[npt.Arr
     """
     _require_positive(q)
     if activation.degree == 1.0:
-        return partial(_rectifier_c_map, *activation.slope(np.array([-1.0, 1.0])).tolist())
+        kappa = _kappa(*activation.slope(np.array([-1.0, 1.0])).tolist())
+
+        def rectified(c: npt.ArrayLike) -> Array:
+            cosines = _cosine(c)
+            theta = np.arccos(cosines)
+            return _cosine(cosines + kappa / math.pi * (np.sin(theta) - theta * cosines))
+
+        return rectified
     taylor = taylor_coefficients(activation, 300, q)
     if abs(1.0 - np.sum(taylor)) < 1e-13:
         taylor = np.trim_zeros(np.where(taylor < 1e-18, 0.0, taylor), "b")
@@ -221,13 +227,6 @@ def tabulated_c_map(activation: Activation, q: float = 1.0) -> Callable[[npt.Arr
         return _cosine(chebyshev.chebval(t, series))
 
     return mapped
-
-
-def _rectifier_c_map(low: float, high: float, c: npt.ArrayLike) -> Array:
-    """Equation 9 on arrays, for both slopes; `leaky_relu_c_map` is exact near C = 0."""
-    cosines = _cosine(c)
-    theta = np.arccos(cosines)
-    return _cosine(cosines + _kappa(low, high) / math.pi * (np.sin(theta) - theta * cosines))
 
 
 def _effective_scale(activation: Activation, q: float) -> float:
@@ -300,14 +299,9 @@ def _pair_density(a: float, b: float, c: float) -> float:
     return math.exp(-0.5 * (apart * apart / s2 + b * b)) / (2.0 * math.pi * math.sqrt(s2))
 
 
-def require_cosines(c: Array) -> None:
-    for bad in c[~(np.abs(c) <= 1.0)].tolist():
-        _require_cosine(bad)
-
-
-def _require_cosine(c: float) -> None:
-    if not -1.0 <= c <= 1.0:
-        raise ValueError(f"c must be in [-1, 1], got {c:g}")
+def require_cosines(c: Numbers) -> None:
+    for bad in np.extract(~(np.abs(c) <= 1.0), c).tolist():
+        raise ValueError(f"c must be in [-1, 1], got {bad:g}")
 
 
 def _kappa(low: float, high: float = 1.0) -> float:

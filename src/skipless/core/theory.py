@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,15 +53,9 @@ def limit_time(eta: float) -> float:
     if not 0.0 <= eta < 1.0:
         raise ValueError(f"eta must be in [0, 1), got {eta:g}")
     # With x = cos θ the integrand is smooth up to the end: sin θ dθ / (sin θ - θ cos θ).
-    time, _ = quad(
-        lambda t: math.sin(t) / sine_gap(t),
-        math.acos(eta),
-        0.5 * math.pi,
-        epsabs=0.0,
-        epsrel=1e-13,
-        limit=200,
-    )
-    return float(time)
+    rate: Callable[[float], float] = lambda t: math.sin(t) / sine_gap(t)
+    ends = (math.acos(eta), 0.5 * math.pi)
+    return float(quad(rate, *ends, epsabs=0.0, epsrel=1e-13, limit=200)[0])
 
 
 def infinite_depth_c_map(c: float | Array, eta: float) -> Array:
@@ -81,14 +76,8 @@ def infinite_depth_c_map(c: float | Array, eta: float) -> Array:
     def speed(_: float, x: Array) -> list[float]:
         return [arc_gap(t) for t in np.clip(x, -1.0, 1.0).tolist()]
 
-    flow = solve_ivp(
-        speed,
-        (0.0, limit_time(eta)),
-        start.ravel(),
-        method="DOP853",
-        rtol=1e-13,
-        atol=1e-14,
-    )
+    span = (0.0, limit_time(eta))
+    flow = solve_ivp(speed, span, start.ravel(), method="DOP853", rtol=1e-13, atol=1e-14)
     return np.reshape(flow.y[:, -1], start.shape)
 
 

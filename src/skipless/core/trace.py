@@ -360,13 +360,10 @@ class _Reader(Generic[T]):
 
     def _between(self, before: T, tensor: T) -> list[T]:
         """The tensors between the two, `tensor` included, in order."""
-        found: set[T] = set()
-        waiting = [tensor]
-        while waiting:
-            current = waiting.pop()
-            if current not in found and current != before:
-                found.add(current)
-                waiting += self._sources(current)
+        found, new = set[T](), {tensor}
+        while new:
+            found |= new
+            new = {source for t in new for source in self._sources(t)} - found - {before}
         return sorted(found, key=self._order.__getitem__)
 
     def _sources(self, tensor: T) -> Sequence[T]:
