@@ -112,6 +112,7 @@ class _Value(Generic[T]):
     base: T
     values: Array | None
     affine: bool = True  # it only adds and multiplies constants
+    shaped: bool = False  # a shaped activation, known without values
 
 
 class _Reader(Generic[T]):
@@ -159,8 +160,9 @@ class _Reader(Generic[T]):
             case rec.Pointwise():
                 self._pointwise(tensor, operation)
             case rec.ShapedCall(sources=(source,)):
-                node = self._activate(tensor, (source, tensor), self._at(source, tensor))
-                self._set(tensor, "activation", node, (source,))
+                # It becomes an activation when it is read; what its call computes inside never is.
+                node = self._at(source, tensor)
+                self._values[tensor] = _Value(node, source, None, affine=False, shaped=True)
             case rec.Preparation(sources, elsewhere):
                 nodes = {self._at(source, tensor) for source in sources}
                 if nodes != {0}:
@@ -239,6 +241,9 @@ class _Reader(Generic[T]):
         self._set(tensor, "sum", node, tuple(total))
 
     def _pointwise(self, tensor: T, operation: rec.Pointwise[T]) -> None:
+        for source in operation.sources:
+            if self._values[source].shaped:
+                self._at(source, tensor)
         if len({self._values[source].base for source in operation.sources}) == 1:
             self._compose(tensor)
         elif operation.weights is not None:
@@ -281,6 +286,10 @@ class _Reader(Generic[T]):
         if not in_sum and self._standardises_input(tensor):
             self._standardise(tensor)
         value = self._values[tensor]
+        if value.shaped:
+            node = self._activate(tensor, (value.base, tensor), value.node)
+            self._set(tensor, "activation", node, (value.base,))
+            return node, 1.0
         if self._is_node(tensor):
             return value.node, 1.0
         if tensor in self.steps:
