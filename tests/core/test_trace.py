@@ -143,6 +143,16 @@ def test_norms_biases_and_shaped_activations_have_their_steps() -> None:
     assert reading.tensors()[1] == ("b", 1.0)
 
 
+def test_what_a_shaped_activation_computes_inside_is_no_node() -> None:
+    operations = {
+        "a": layer("x"),
+        "inside": ShapedCall(("a",)),
+        "y": ShapedCall(("a",)),
+        "b": layer("y"),
+    }
+    assert read(Listed(operations)).graph.activations == 1
+
+
 def test_shared_weights_and_narrow_groups_are_noted() -> None:
     operations = {"a": layer("x", "w", channels=3), "y": function("a"), "b": layer("y", "w")}
     assert read(Listed(operations, y=np.tanh)).notes.approximate == [

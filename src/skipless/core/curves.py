@@ -106,7 +106,7 @@ def transformations(
     activation: Activation, conditions: Conditions, target: float
 ) -> Iterator[Transformation]:
     """The transformations of φ that satisfy `conditions` with reading `target`, best first."""
-    tracer = _Tracer(activation, conditions)
+    tracer = _CurveTracer(activation, conditions)
     for curve in trace_curves(activation, conditions):
         yield from tracer.on_curve(curve, target)
 
@@ -137,7 +137,7 @@ def nearest_transformation(
     level = np.flatnonzero(gap < np.min(gap) + 1e-4)
     best = level[[np.argmin(np.abs(np.log(alpha[level])))]]
     width = 1e-2 * (np.abs(beta[best]) + alpha[best])
-    tracer = _Tracer(activation, conditions)
+    tracer = _CurveTracer(activation, conditions)
     shift = tracer.zeros(alpha[best], beta[best] - width, beta[best] + width, halvings=60)
     return tracer.at(alpha[best], shift)[0]
 
@@ -145,7 +145,7 @@ def nearest_transformation(
 @lru_cache(maxsize=256)
 def trace_curves(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]:
     """The curves on which `balance` vanishes, traced over α from 1e-4 to 1e6, best first."""
-    tracer = _Tracer(activation, conditions)
+    tracer = _CurveTracer(activation, conditions)
     return tuple(sorted(tracer.curves(), key=tracer.rank))
 
 
@@ -171,7 +171,7 @@ def _shifts(activation: Activation, alpha: float) -> Array:
 
 
 @dataclass(frozen=True)
-class _Tracer:
+class _CurveTracer:
     """Traces the curves of one φ under the conditions of one method."""
 
     phi: Activation

@@ -35,8 +35,7 @@ def eoc(sigma_b: float, phi: Activation, clamp: bool) -> Solution:
     """φ as it is, with the weights that put it on the edge of chaos."""
     point = edge_of_chaos(phi, sigma_b)
     if point is None:
-        nearest = nearest_bias(phi, sigma_b)
-        if nearest is None:
+        if (nearest := nearest_bias(phi, sigma_b)) is None:
             raise UnreachableTargetError(
                 f"{phi.name} has no edge of chaos: at no sigma_b do its layers have C'(1) = 1 at a "
                 "stable q value. Use TAT or DKS, which transform the activation, or another "
@@ -64,10 +63,8 @@ def edge_of_chaos(activation: Activation, sigma_b: float) -> EdgePoint | None:
     >>> edge_of_chaos(activation("tanh"), 0.0)
     EdgePoint(q=0.0, sigma_w=1.0)
     """
-    if activation.degree == 1.0:
-        if sigma_b != 0.0:
-            return None  # q would grow by σ_b² in every layer
-        return EdgePoint(1.0, q_map(activation, 1.0) ** -0.5)
+    if activation.degree == 1.0:  # with a bias, q would grow by σ_b² in every layer
+        return EdgePoint(1.0, q_map(activation, 1.0) ** -0.5) if sigma_b == 0.0 else None
     grid = _grid(activation)
     surplus = _bias_variance(_Q_VALUES, grid) - sigma_b**2
     stable = _q_slope(grid) <= 1.0

@@ -231,11 +231,8 @@ class Moments:
     bending: Array
 
     def conditions(self, gamma: float, delta: float) -> dict[str, float]:
-        """The value of every condition for γ(ψ + δ), from the moments of a single pair (α, β).
-
-        C maps are normalised by Q(1), which keeps C'(1) - 1 accurate: a deep network raises C'(1)
-        to the power of its depth.
-        """
+        """The value of every condition for γ(ψ + δ), from the moments of a single pair (α, β)."""
+        # Dividing by Q(1) keeps C'(1) - 1 accurate, which deep networks raise to a high power.
         mean = float(self.mean) + delta
         square = float(self.variance) + mean**2
         return {

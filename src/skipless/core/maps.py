@@ -157,10 +157,9 @@ def leaky_relu_c_map_curvature(c: float, alpha: float) -> float:
 
 
 def erf_c_map(c: float, q1: float = 1.0, q2: float | None = None) -> float:
-    r"""C map of erf (Williams, 1997).
+    r"""C map of erf (Williams, 1997), with $\rho(q) = \frac{2q}{1+2q}$.
 
-    With $\rho(q) = \frac{2q}{1+2q}$: $C = \arcsin(c\sqrt{\rho_1\rho_2}) /
-    \sqrt{\arcsin\rho_1\,\arcsin\rho_2}$.
+    $$C = \arcsin(c\sqrt{\rho_1\rho_2}) / \sqrt{\arcsin\rho_1\,\arcsin\rho_2}$$
 
     >>> erf_c_map(1.0, q1=2.0)
     1.0

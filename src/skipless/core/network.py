@@ -1,11 +1,11 @@
 r"""Global maps of a network: one fold over its graph, and the maximum over its subnetworks.
 
 A *subnetwork* of f (appendix B.1) lies between a node v, its input, and a node b, its output: it
-consists of all nodes on paths from v to b, with b and without v, if they form a network with that
-single input and output. That is, they read only v and each other, and other nodes read only b among
-them (and perhaps v). A residual branch is a subnetwork. The blocks before it followed by the branch
-are not, for the shortcut reads a node inside ("a residual branch … won't compose with any
-subnetwork to form a larger one", appendix B.2). Nodes that do not lead to the output are ignored.
+consists of all nodes on paths from v to b, with b and without v, if they read only v and each
+other, and other nodes read only b among them (and perhaps v). A residual branch is a subnetwork.
+The blocks before it followed by the branch are not, for the shortcut reads a node inside ("a
+residual branch … won't compose with any subnetwork to form a larger one", appendix B.2). Nodes that
+do not lead to the output are ignored.
 
 A graph is compiled into a straight-line program on one value, in which affine layers cost nothing
 and an expression that occurs twice is evaluated once.
@@ -230,8 +230,8 @@ def maximum(graph: Graph, r: ScalarMap, x: float) -> float:
     $$M_{f,r}(x) = \max_{g \subseteq f} U_{g,r}(x)$$
 
     of appendix B.2, with subnetworks as defined at the top of this module. Unlike the proof there,
-    it does not need `r(x) >= x`. If `r` decreases anywhere, the result is undefined. The cost is
-    about one call of `r` per activation; blocks nested k deep multiply it by up to k.
+    it does not need `r(x) >= x`. The cost is about one call of `r` per activation; blocks nested k
+    deep multiply it by up to k.
 
     In a nearly linear residual network the maximum is a branch, of three activations:
 
@@ -302,7 +302,7 @@ def propagate(
     Args:
         graph: the network.
         q_map: Q of the activation.
-        c_map: C of the activation, as a function of c and q.
+        c_map: C of the activation, of c and q.
         start: the point at the input.
         sigma_w: the weights have standard deviation `sigma_w` / √fan-in.
         sigma_b: standard deviation of the biases.

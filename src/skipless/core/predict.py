@@ -76,8 +76,8 @@ def without_mixing(graph: Graph) -> list[int]:
 def dependent_sums(graph: Graph) -> list[int]:
     """The sums of terms that are not independent, so that their points are approximations.
 
-    Terms are independent if one of them ends in weights that the other does not contain. Parts that
-    they have in common are treated exactly, and do not count.
+    Of independent terms, one ends in weights that the other does not contain. Parts that they have
+    in common are treated exactly, and do not count.
     """
     before = ancestors(graph)
 

@@ -82,9 +82,8 @@ class AxisMap:
 class Layer(Generic[T]):
     """A product with weights, such as a dense or convolutional layer, with its bias if it has one.
 
-    It sums over the axes `summed` of its source and makes the axes `made` of its result. `weights`
-    identifies its weights, so that layers sharing them are noticed. Where the axis of samples may
-    move, `axes` says where the other axes go. Two sources, as in attention, are refused.
+    It sums over the axes `summed` of its source and makes the axes `made` of its result. Layers of
+    equal `weights` share them. Where the axis of samples may move, `axes` says where the others go.
     """
 
     sources: tuple[T, ...]
@@ -162,10 +161,9 @@ class Pointwise(Generic[T]):
 
 @dataclass(frozen=True)
 class Preparation(Generic[T]):
-    """Prepares the input: per-location normalisation, or augmentation.
+    """Prepares the input, by per-location normalisation or augmentation; the graph begins after it.
 
-    To the theory the network begins after it. Inside the network it is refused; `elsewhere` is the
-    message, if it is not per-location normalisation.
+    Inside the network it is refused, by the message `elsewhere` if it is not a normalisation.
     """
 
     sources: tuple[T, ...]
@@ -205,8 +203,7 @@ def combines_branches(where: str, name: str) -> str:
 class Recorded(ABC, Generic[T]):
     """A network as a framework recorded it.
 
-    `T` is the framework's own name for a tensor. What is not part of the network, such as constants
-    or the running means of a normalisation, is never a source and has no operation.
+    Constants, and the running means of a normalisation, are never sources and have no operation.
     """
 
     input: T

@@ -134,10 +134,8 @@ def reweight(graph: Graph, weights: Mapping[int, Sequence[float]]) -> Graph:
         assert isinstance(node, Sum)
         kept = [(i, w) for i, w in zip(node.inputs, new, strict=True) if w]
         # No live node reads a sum without terms.
-        kept = kept or [(node.inputs[0], 1.0)]
-        nodes[index] = replace(
-            node, inputs=tuple(i for i, _ in kept), weights=tuple(w for _, w in kept)
-        )
+        inputs, factors = zip(*(kept or [(node.inputs[0], 1.0)]), strict=True)
+        nodes[index] = replace(node, inputs=inputs, weights=factors)
     return Graph(nodes)
 
 

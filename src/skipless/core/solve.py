@@ -149,10 +149,9 @@ def tat_smooth(graph: Graph, tau: float, phi: Activation, clamp: bool) -> Soluti
             "activation."
         )
     multiple = max_curvature(graph, 1.0)
-    point = _best(phi, TAT_CONDITIONS, tau / multiple)
-    if point is None:
-        globally: Callable[[float], float] = lambda r: multiple * r
-        point, why = _nearest(phi, TAT_CONDITIONS, tau / multiple, "C''(1)", globally)
+    globally: Callable[[float], float] = lambda r: multiple * r
+    point, why = _best(phi, TAT_CONDITIONS, tau / multiple, "C''(1)", globally)
+    if why:
         tau = clamp_or_raise(clamp, "C_f''(1)", tau, globally(point.reading), why)
     targets = {"Q(1)": 1.0, "Q'(1)": 1.0, "C'(1)": 1.0, "C''(1)": tau / multiple, "mu2": tau}
     return _checked(graph, phi, targets, point.beta, point.alpha, (point.gamma, point.delta))
@@ -160,11 +159,9 @@ def tat_smooth(graph: Graph, tau: float, phi: Activation, clamp: bool) -> Soluti
 
 def dks_smooth(graph: Graph, zeta: float, slope: float, phi: Activation, clamp: bool) -> Solution:
     r"""$Q(1) = Q'(1) = 1$, $C(0) = 0$ and $\mu^1_f = \zeta$."""
-    families = (DKS_CONDITIONS,)
-    point = _best(phi, families, slope - 1.0)
-    if point is None:
-        globally: Callable[[float], float] = lambda r: max_slope(graph, 1.0 + r)
-        point, why = _nearest(phi, families, slope - 1.0, "C'(1) - 1", globally)
+    globally: Callable[[float], float] = lambda r: max_slope(graph, 1.0 + r)
+    point, why = _best(phi, (DKS_CONDITIONS,), slope - 1.0, "C'(1) - 1", globally)
+    if why:
         zeta = clamp_or_raise(clamp, "C_f'(1)", zeta, globally(point.reading), why)
         slope = 1.0 + point.reading
     targets = {"Q(1)": 1.0, "Q'(1)": 1.0, "C(0)": 0.0, "C'(1)": slope, "mu1": zeta}
@@ -172,22 +169,13 @@ def dks_smooth(graph: Graph, zeta: float, slope: float, phi: Activation, clamp: 
 
 
 def _best(
-    phi: Activation, families: tuple[Conditions, ...], target: float
-) -> Transformation | None:
-    if phi.degree is not None:
-        return None
-    candidates = (point for c in families for point in transformations(phi, c, target))
-    return next(candidates, None)
-
-
-def _nearest(
     phi: Activation,
     families: tuple[Conditions, ...],
     target: float,
     reading: str,
     globally: Callable[[float], float],
 ) -> tuple[Transformation, str]:
-    """The solution whose reading is nearest to an unreachable `target`, and why it is."""
+    """The best solution with reading `target`; or the nearest to it, and why there is none."""
     method = families[0].name
     if phi.degree is not None:
         raise UnreachableTargetError(
@@ -196,6 +184,8 @@ def _nearest(
             "conditions. Use leaky_relu, which is shaped by its negative slope, or another "
             "activation."
         )
+    for point in (point for c in families for point in transformations(phi, c, target)):
+        return point, ""
     spans = [span for conditions in families if (span := reachable_range(phi, conditions))]
     if not spans:
         raise UnreachableTargetError(
