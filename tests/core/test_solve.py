@@ -300,18 +300,43 @@ def test_every_listed_activation_is_solved_or_refused_for_a_reason() -> None:
     assert known == set(activation_names())
 
 
-def test_eta_out_of_reach_names_what_is_reachable_and_the_depth_that_it_takes() -> None:
-    with pytest.raises(UnreachableTargetError, match=r"at most 0\.872 .*needs 13 activations"):
+def relu_reaches(depth: int) -> float:
+    """C_f(0) of a chain of ReLU layers, by the arc-cosine kernel of Cho and Saul (2009)."""
+    c = 0.0
+    for _ in range(depth):
+        c = (math.sqrt(1.0 - c * c) + (math.pi - math.acos(c)) * c) / math.pi
+    return c
+
+
+def test_eta_out_of_reach_names_what_is_reachable_and_a_call_that_works() -> None:
+    with pytest.raises(
+        UnreachableTargetError, match=r"ReLU, .* has 0\.872\. Use TAT\(\)"
+    ) as caught:
         solve(chain(10), TAT(eta=0.9))
+    assert f"{solve(chain(10), TAT()).targets['mu0']:.3g} here" in str(caught.value)
     assert solve(chain(13), TAT(eta=0.9)).largest_residual < RESIDUAL
     with pytest.raises(UnreachableTargetError):
         solve(chain(12), TAT(eta=0.9))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5, 12, 13, 100])
+def test_without_eta_every_depth_has_a_target_that_is_not_plain_relu(depth: int) -> None:
+    found = solve(chain(depth))
+    most = relu_reaches(depth)
+    expected = 0.9 if most >= 0.9 else 0.8 * most
+    assert found.targets["mu0"] == pytest.approx(expected, rel=1e-12)
+    assert f"eta = {expected:.3g} by default" in str(found)
+    assert ("out of reach" in found.note) == (most < 0.9)
+    assert found.negative_slope is not None
+    assert found.negative_slope > 0.0
+    assert found == solve(chain(depth), TAT(eta=found.targets["mu0"]))
 
 
 def test_clamping_takes_the_nearest_target_and_says_so() -> None:
     with pytest.warns(ClampedTargetWarning, match=r"0\.9 is out of reach; using 0\.871"):
         relu = solve(chain(10), TAT(eta=0.9), clamp=True)
     assert relu.negative_slope == 0.0
+    assert "clamped to plain ReLU" in str(relu)
     with pytest.warns(ClampedTargetWarning):
         softplus = solve(chain(2), DKS(100.0), "softplus", clamp=True)
     # A softplus of great scale is a ReLU: C'(1) = (1/2) / (1/2 - 1/(2π)) for a shift of zero.
@@ -469,7 +494,7 @@ def test_a_target_that_overflows_is_refused_even_when_clamped() -> None:
 
 
 def test_an_eta_next_to_one_is_refused_at_once() -> None:
-    with pytest.raises(UnreachableTargetError, match="more than 100,000 activations"):
+    with pytest.raises(UnreachableTargetError, match=r"ReLU, .* has 0\.996"):
         solve(chain(100), TAT(eta=1.0 - 1e-16 * 2))
 
 

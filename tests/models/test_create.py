@@ -119,9 +119,9 @@ def test_without_a_method_tat_is_taken_and_its_account_kept() -> None:
 def test_a_target_out_of_reach_is_refused_unless_clamped() -> None:
     make = lambda **options: create_model("mlp12", **SMALL, width=8, **options)
     with pytest.raises(UnreachableTargetError, match="clamp=True"):
-        make()
+        make(method=TAT(eta=0.9))
     with pytest.warns(UserWarning, match="nearest reachable target"):
-        model = make(clamp=True)
+        model = make(method=TAT(eta=0.9), clamp=True)
     assert model.shaping is not None
     assert model.shaping.solution.negative_slope == pytest.approx(0.0, abs=1e-12)
 

@@ -42,7 +42,11 @@ def _shaping_options(command: Command) -> Command:
         ("--sigma-b", float, "EOC: scale of the biases.  [default: 0]"),
         ("--zeta", float, "DKS: C_f'(1).  [default: 1.5]"),
         ("--tau", float, "TAT with smooth activations: C_f''(1).  [default: 0.3]"),
-        ("--eta", float, "TAT with leaky ReLU: C_f(0).  [default: 0.9]"),
+        (
+            "--eta",
+            float,
+            "TAT with leaky ReLU: C_f(0).  [default: 0.9, less if shallow]",
+        ),
     ):
         command = click.option(name, type=kind, is_flag=kind is None, help=help_)(command)
     return command
@@ -98,6 +102,7 @@ def solve(
             "method": method,
             "activation": solution.activation,
             "depth": graph.depth,
+            "note": solution.note,
             "parameters": solution.parameters,
             "targets": dict(solution.targets),
             "residuals": dict(solution.residuals),
@@ -109,7 +114,8 @@ def solve(
         [name, f"{target:.6g}", f"{solution.residuals[name]:.1e}"]
         for name, target in solution.targets.items()
     ]
-    click.echo(f"{model}, {method.upper()} with {solution.activation}:\n")
+    note = solution.note and f", {solution.note}"
+    click.echo(f"{model}, {method.upper()} with {solution.activation}{note}:\n")
     click.echo(table(["parameter", "value"], parameters) + "\n")
     click.echo(table(["condition", "target", "residual"], conditions))
 

@@ -56,7 +56,8 @@ class ConversionReport:
         return hash(self.method)
 
     def __str__(self) -> str:
-        head = f"{self.graph!r}, shaped by {self.method}"
+        note = self.solution.note and f": {self.solution.note}"
+        head = f"{self.graph!r}, shaped by {self.method}{note}"
         parts = [head, self._changes(), self._numbers(), self._layers()]
         if self.approximate:
             parts.append("\n  ".join(["The theory only approximates:", *self.approximate]))

@@ -42,7 +42,7 @@ class Solution:
 
     `targets` maps each condition, in the paper's symbols, to its target, and `residuals` to the
     error by a second quadrature, relative for targets above 1. `q` is the q value of every layer:
-    1, except for EOC.
+    1, except for EOC. `note` says how a target was chosen that is not the one given.
 
     A solution can be called on arrays:
 
@@ -50,7 +50,7 @@ class Solution:
     >>> trelu = solve(Graph.chain(100))
     >>> abs(trelu(-1.0) / trelu(1.0) + trelu.negative_slope) < 1e-15
     np.True_
-    >>> print(replace(trelu, targets={}))
+    >>> print(replace(trelu, targets={}, note=""))
     leaky_relu
     <BLANKLINE>
     parameter           value
@@ -73,6 +73,7 @@ class Solution:
     targets: Mapping[str, float] = field(default_factory=dict[str, float])
     residuals: Mapping[str, float] = field(default_factory=dict[str, float])
     custom: Activation | None = field(default=None, repr=False)
+    note: str = field(default="", compare=False)
 
     def __getstate__(self) -> dict[str, object]:
         # Cached functions cannot be pickled, and are rebuilt on first use.
@@ -82,7 +83,8 @@ class Solution:
         methods = [_METHOD_OF[name] for name in self.targets if name in _METHOD_OF]
         parameters = self.parameters | ({"q": self.q} if self.q != 1.0 else {})
         rows = [[name, f"{x:.7g}"] for name, x in parameters.items() if x is not None]
-        parts = [" with ".join([*methods, self.activation]), table(["parameter", "value"], rows)]
+        head = " with ".join([*methods, self.activation])
+        parts = [f"{head}: {self.note}" if self.note else head, table(["parameter", "value"], rows)]
         if self.targets:
             rows = [[n, f"{x:.7g}", f"{self.residuals[n]:.1e}"] for n, x in self.targets.items()]
             parts.append(table(["condition", "target", "residual"], rows))
@@ -201,16 +203,24 @@ class TAT:
     Smooth φ, by $\hat\phi(x) = \gamma(\phi(\alpha x+\beta)+\delta)$: $Q(1) = Q'(1) = C'(1) = 1$,
     $\mu^2_f = \tau$.
 
-    >>> TAT(eta=0.95)
-    TAT(eta=0.95, tau=0.3)
+    Without `eta`, `solve` takes 0.9 if the network can reach it, and otherwise 0.8 of what plain
+    ReLU reaches.
+
+    >>> TAT(), TAT(eta=0.95)
+    (TAT(), TAT(eta=0.95))
     """
 
-    eta: float = 0.9
+    eta: float | None = None
     tau: float = 0.3
 
     def __post_init__(self) -> None:
-        _require_between("eta", self.eta, 0.0, 1.0, "0.9 or 0.95")
+        if self.eta is not None:
+            _require_between("eta", self.eta, 0.0, 1.0, "0.9 or 0.95")
         _require_between("tau", self.tau, 0.0, math.inf, "0.2 to 0.5")
+
+    def __repr__(self) -> str:
+        own = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
+        return f"TAT({', '.join(f'{name}={value!r}' for name, value in own.items())})"
 
 
 @dataclass(frozen=True)

@@ -38,25 +38,31 @@ from .solution import DKS, EOC, TAT, Method, Solution, UnreachableTargetError, c
 # How far q may be from 1 where a smooth φ reads it: factors of deep networks may be of float32.
 _UNIT_Q = 1e-5
 
+# What eta is if it is left out: the paper's value, or this share of what plain ReLU reaches, with
+# which shallow networks train best (benchmarks/default_eta.py).
+_USUAL_ETA, _SHARE = 0.9, 0.8
 
-def tat_leaky_relu(graph: Graph, eta: float, clamp: bool) -> Solution:
+
+def tat_leaky_relu(graph: Graph, eta: float | None, clamp: bool) -> Solution:
     r"""TReLU: the negative slope α ≥ 0 with $\mu^0_f = \eta$ (algorithm 1 of the paper)."""
 
     def c_at_zero(kappa: float) -> float:
         k = kappa / math.pi
         return max_c_value(graph, lambda c: min(1.0, c + k * arc_gap(c)))
 
-    def gap(kappa: float) -> float:
-        return _straighten(c_at_zero(kappa)) - _straighten(eta)
+    most = c_at_zero(1.0)
+    default = _USUAL_ETA if most >= _USUAL_ETA else _SHARE * most
+    target = default if eta is None else eta
 
-    if (most := c_at_zero(1.0)) < eta:
-        plural = "s" if graph.depth > 1 else ""
+    def gap(kappa: float) -> float:
+        return _straighten(c_at_zero(kappa)) - _straighten(target)
+
+    if most < target:
         why = (
-            f"with {graph.depth} activation{plural} on the longest path it is at most "
-            f"{most:.3f} (plain ReLU). Lower eta below that, deepen the network (a chain needs "
-            f"{_relu_depth(eta)} activations), lower its shortcut weights"
+            f"plain ReLU, the most that this network can do, has {most:.3f}. Use TAT() (no --eta), "
+            f"which takes {default:.3g} here, another eta below {most:.3f}, weaker shortcuts"
         )
-        eta, kappa = clamp_or_raise(clamp, "C_f(0)", eta, most, why), 1.0
+        target, kappa = clamp_or_raise(clamp, "C_f(0)", target, most, why), 1.0
     else:
         # c_at_zero rises from zero at kappa = 0, a linear network, to `most` at kappa = 1, ReLU.
         kappa = float(brentq(gap, 0.0, 1.0, xtol=1e-300, rtol=1e-15))
@@ -67,7 +73,18 @@ def tat_leaky_relu(graph: Graph, eta: float, clamp: bool) -> Solution:
     # C(0) = κ/π by quadrature, so that μ⁰ does not rest on the closed form alone.
     local["mu0"] = c_at_zero(math.pi * local["C(0)"])
     found = Solution("leaky_relu", negative_slope=alpha, output_scale=gamma)
-    return found.with_residuals({"Q(1)": 1.0, "C'(1)": 1.0, "mu0": eta}, local)
+    found = found.with_residuals({"Q(1)": 1.0, "C'(1)": 1.0, "mu0": target}, local)
+    if kappa == 1.0:
+        return replace(found, note=f"clamped to plain ReLU, as eta = {eta:g} is out of reach")
+    if eta is None and target == _USUAL_ETA:
+        return replace(found, note=f"eta = {target:g} by default")
+    if eta is None:
+        return replace(
+            found,
+            note=f"eta = {target:.3g} by default, {_SHARE:g} of what plain ReLU reaches, as "
+            f"{_USUAL_ETA:g} is out of reach",
+        )
+    return found
 
 
 def dks_leaky_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solution:
@@ -128,16 +145,6 @@ def negative_slope(kappa: float) -> float:
 def _straighten(c: float) -> float:
     """1/√(1 - c): nearly linear in κ, as in the proof of proposition 3, so roots converge fast."""
     return 1.0 / math.sqrt(max(1.0 - c, 1e-18))
-
-
-def _relu_depth(eta: float) -> str:
-    """The number of ReLU layers in a chain that reach C_f(0) = `eta`, in words."""
-    c = 0.0
-    for depth in range(1, 100_001):
-        c += arc_gap(c) / math.pi
-        if c >= eta:
-            return str(depth)
-    return "more than 100,000"
 
 
 def tat_smooth(graph: Graph, tau: float, phi: Activation, clamp: bool) -> Solution:
