@@ -13,7 +13,6 @@ from skipless.paper import ITEMS, reproduce
 from skipless.paper.item import (
     Cell,
     Item,
-    ScaleOverride,
     accuracy_by_column,
     accuracy_curves,
     panel_charts,
@@ -26,6 +25,7 @@ from skipless.paper.reproduce import (
     training_charts,
 )
 from skipless.paper.results import Results, Series, Summary, Trial, Value
+from skipless.paper.scales import SMOKE
 from skipless.runs.outcome import Outcome, TrainingCurve, ValidationCurve
 from skipless.runs.search import Place
 
@@ -216,7 +216,7 @@ KEPT = Item(
     introduction="",
     claims={"It trains": lambda _: (True, "")},
     cells=(Cell("kept", "x", TINY, 50.0), Cell("left out", "x", TINY)),
-    overrides={"smoke": ScaleOverride(keep=lambda cell: cell.row == "kept")},
+    smoke=replace(SMOKE, keep=lambda row, column: row == "kept"),
 )
 
 

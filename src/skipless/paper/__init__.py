@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from .beyond import batch_sizes, distillation, optimizers
-from .computed import figure2, figure4, table1
-from .figures import figure1, figure3, figure5, figure6, figure7
+from dataclasses import replace
+
+from . import beyond, computed, figures, tables
 from .item import Item
-from .tables import table2, table3, table4, table5, table6, table7, table8, table9, table10, table11
 
-_PAPER = (
-    figure1, figure2, figure3, figure4, figure5, figure6, figure7,
-    table1, table2, table3, table4, table5, table6, table7, table8, table9, table10, table11,
+_DEFINED = (
+    figures.figure1, computed.figure2, figures.figure3, computed.figure4, figures.figure5,
+    figures.figure6, figures.figure7, computed.table1, tables.table2, tables.table3, tables.table4,
+    tables.table5, tables.table6, tables.table7, tables.table8, tables.table9, tables.table10,
+    tables.table11, beyond.optimizers, beyond.batch_sizes, beyond.distillation,
 )  # fmt: skip
-_BEYOND = (optimizers, batch_sizes, distillation)
 
-ITEMS: dict[str, Item] = {item.name: item for item in (define() for define in _PAPER + _BEYOND)}
+# An item is called as the function that defines it.
+ITEMS: dict[str, Item] = {
+    define.__name__: replace(define(), name=define.__name__) for define in _DEFINED
+}

@@ -13,7 +13,6 @@ from .item import (
     Cell,
     Item,
     Judgement,
-    ScaleOverride,
     accuracy_by_column,
     accuracy_curves,
     cells,
@@ -23,7 +22,7 @@ from .item import (
     wins,
 )
 from .results import Results, Summary
-from .scales import BATCH_NORM, RESNETS, VANILLA_TRELU, Option, Options
+from .scales import BATCH_NORM, CPU, CPU_OFTEN, FULL_CIFAR, RESNETS, SMOKE, VANILLA_TRELU, Options
 
 OPTIMIZERS: dict[str, Options] = {
     name: {"optimizer": name.lower().replace("-", "")}
@@ -39,9 +38,7 @@ def optimizers() -> Item:
     networks without shortcuts has not been published.
     """
     return Item(
-        name="optimizers",
         title="Beyond the paper: six optimisers by depth",
-        label=None,
         minutes=9,
         introduction="Vanilla TReLU networks of 50, 101 and 200 layers, each optimiser at the best "
         "of its learning rates, for the same number of epochs.",
@@ -49,7 +46,7 @@ def optimizers() -> Item:
             "After the same number of epochs, no optimiser beats K-FAC at any depth": _leads,
             "At depth 200, K-FAC is the first to reach SGD's final accuracy, in seconds": _is_first,
             "At depth 200, every optimiser is within 2 points of its accuracy at depth 50": level(
-                ("{o}", "200"), beside=("{o}", "50"), margin=2.0, o=OPTIMIZERS
+                "{o} | 200", beside="{o} | 50", margin=2.0, o=OPTIMIZERS
             ),
         },
         cells=cells(dict.fromkeys(OPTIMIZERS, ()), DEPTHS, VANILLA_TRELU, OPTIMIZERS),
@@ -58,21 +55,19 @@ def optimizers() -> Item:
             accuracy_curves("Depth 200, by epoch", _deepest(results)),
             accuracy_curves("Depth 200, by seconds", _deepest(results), seconds=True),
         ],
-        overrides={
-            "cpu": ScaleOverride(
-                keep=lambda cell: cell.column in ("50", "200"),
-                options={"evaluate_every": 1},
-                rates={
-                    "sgd": (0.01, 0.003, 0.001),
-                    "lars": (1.0, 0.3),
-                    "kfac": (0.01, 0.003),
-                    "muon": (0.003, 0.001),
-                    "soap": (0.003, 0.001),
-                    "adamw": (0.001, 0.0003),
-                },
-                seeds=1,
-            )
-        },
+        cpu=replace(
+            CPU_OFTEN,
+            keep=lambda row, column: column in ("50", "200"),
+            rates={
+                "sgd": (0.01, 0.003, 0.001),
+                "lars": (1.0, 0.3),
+                "kfac": (0.01, 0.003),
+                "muon": (0.003, 0.001),
+                "soap": (0.003, 0.001),
+                "adamw": (0.001, 0.0003),
+            },
+            seeds=lambda _: 1,
+        ),
     )
 
 
@@ -114,7 +109,7 @@ SIZES = (1, 2, 8, 64)
 ONE_CLASS, TWO_CLASSES = "8, of 1 class", "64, of 2 classes"
 # Learning rates at the scale cpu: lower for smaller batches, about as the square root of the size.
 # The smallest have one, to save time.
-RATES: dict[str, dict[str, tuple[Option, ...]]] = {
+RATES: dict[str, dict[str, tuple[float, ...]]] = {
     "1": {RESNET: (0.001,), PLAIN: (0.0004,)},
     "2": {RESNET: (0.0015,), PLAIN: (0.0005,)},
     "8": {RESNET: (0.01, 0.003), PLAIN: (0.003, 0.001)},
@@ -145,9 +140,7 @@ def batch_sizes() -> Item:
         "8 images of one class": ONE_CLASS,
     }
     return Item(
-        name="batch_sizes",
         title="Beyond the paper: small batches, and batches of few classes",
-        label=None,
         minutes=6,
         introduction="A Wide ResNet of 16 layers with BatchNorm against one without shortcuts and "
         "normalisation, both trained with AdamW for the same number of epochs: first with batches "
@@ -158,15 +151,15 @@ def batch_sizes() -> Item:
         claims={
             **{
                 f"With batches of {images}, TReLU beats BatchNorm": wins(
-                    (PLAIN, column), over=(RESNET, column)
+                    f"{PLAIN} | {column}", over=f"{RESNET} | {column}"
                 )
                 for images, column in beats.items()
             },
             "TReLU is no worse with batches of one image than with batches of 64": level(
-                (PLAIN, "1"), beside=(PLAIN, "64")
+                f"{PLAIN} | 1", beside=f"{PLAIN} | 64"
             ),
             "With batches of 64 images of any class, BatchNorm is no worse than TReLU": level(
-                (RESNET, "64"), beside=(PLAIN, "64")
+                f"{RESNET} | 64", beside=f"{PLAIN} | 64"
             ),
         },
         cells=cells(dict.fromkeys(NETWORKS, ()), batches, BASE, NETWORKS),
@@ -174,18 +167,17 @@ def batch_sizes() -> Item:
             replace(accuracy_by_column(results, NETWORKS, SIZES, axis.name), x=axis)
         ],
         # The batch sizes are those that the cells state.
-        overrides={
-            "full": ScaleOverride(batch=1.0, options={"data": "cifar10"}),
-            "cpu": ScaleOverride(
-                options={"train_size": 1024, "validation_size": 1000},
-                epochs=3 / 90,
-                batch=1.0,
-                width=1 / 4,
-                seeds=3,
-                grid=lambda cell: {"lr": RATES[cell.column][cell.row]},
-            ),
-            "smoke": ScaleOverride(batch=1.0, options={"train_size": None}),
-        },
+        full=FULL_CIFAR,
+        cpu=replace(
+            CPU,
+            options={**CPU.options, "train_size": 1024, "validation_size": 1000},
+            epochs=3 / 90,
+            batch=1.0,
+            width=1 / 4,
+            seeds=lambda _: 3,
+            cell_rates=lambda row, column: RATES[column][row],
+        ),
+        smoke=replace(SMOKE, batch=1.0, options={**SMOKE.options, "train_size": None}),
     )
 
 
@@ -208,11 +200,10 @@ def distillation() -> Item:
     few_alone, few_taught = "alone, 512 images", f"{TAUGHT}, 512 images"
     # Of the teacher's labels in the loss.
     shares = {f"taught, share {share:g}": share for share in (0.5, 0.9, 1.0)}
-    on_all_images = lambda cell: "train_size" not in cell.run
+    others = [name for name in shares if name != TAUGHT]
+    on_all_images = lambda row, column: "512 images" not in column
     return Item(
-        name="distillation",
         title="Beyond the paper: a network without shortcuts taught by a ResNet",
-        label=None,
         minutes=3,
         introduction="A Wide ResNet of 16 layers with BatchNorm, and one without shortcuts and "
         "normalisation: trained on labels alone, or also on the soft labels of the ResNet of the "
@@ -222,14 +213,14 @@ def distillation() -> Item:
         "steps, with a teacher that was trained on all of them.",
         claims={
             f"A teacher with a share of {SHARE:g} improves the vanilla network": wins(
-                (PLAIN, TAUGHT), over=(PLAIN, ALONE)
+                f"{PLAIN} | {TAUGHT}", over=f"{PLAIN} | {ALONE}"
             ),
             "The teacher closes at least half of the student's gap to it": _closes_half_of_the_gap,
             f"No other share beats the default, {SHARE:g}": level(
-                (PLAIN, TAUGHT), beside=(PLAIN, "{share}"), share=[s for s in shares if s != TAUGHT]
+                f"{PLAIN} | {TAUGHT}", beside=f"{PLAIN} | {{share}}", share=others
             ),
             "On a fifth of the teacher's images, the teacher improves the vanilla network": wins(
-                (PLAIN, few_taught), over=(PLAIN, few_alone)
+                f"{PLAIN} | {few_taught}", over=f"{PLAIN} | {few_alone}"
             ),
         },
         cells=(
@@ -252,17 +243,11 @@ def distillation() -> Item:
                 },
             )
         ],
-        overrides={
-            "full": ScaleOverride(keep=on_all_images, batch=1.0, options={"data": "cifar10"}),
-            "cpu": ScaleOverride(
-                options={"evaluate_every": 1},
-                rates={"adamw": (0.01, 0.003)},
-                batch=1.0,
-                width=1 / 4,
-                seeds=3,
-            ),
-            "smoke": ScaleOverride(keep=on_all_images, batch=1 / 4),
-        },
+        full=replace(FULL_CIFAR, keep=on_all_images),
+        cpu=replace(
+            CPU_OFTEN, rates={"adamw": (0.01, 0.003)}, batch=1.0, width=1 / 4, seeds=lambda _: 3
+        ),
+        smoke=replace(SMOKE, keep=on_all_images, batch=1 / 4),
     )
 
 

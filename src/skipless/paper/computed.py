@@ -46,7 +46,6 @@ TOLERANCE = 1e-8  # of each condition
 def table1() -> Item:
     """The conditions that each method sets, computed without the solver's own residuals."""
     return Item(
-        name="table1",
         title="Table 1: the conditions of each method",
         label="table:comparison",
         minutes=1,
@@ -121,7 +120,6 @@ def figure2() -> Item:
     C_f(0) = 0.5) converges to a curve that is not. It names no depths; we take 10 to 1,000.
     """
     return Item(
-        name="figure2",
         title="Figure 2: global C maps by depth",
         label="fig:cvalue",
         minutes=1,
@@ -264,7 +262,6 @@ def figure4() -> Item:
     TReLU the deviation is largest at about layer 25, and falls as all c values near 1.
     """
     return Item(
-        name="figure4",
         title="Figure 4: kernel approximation error of finite networks",
         label="fig:kernel-error",
         minutes=6,

@@ -14,7 +14,6 @@ from .item import (
     Item,
     Judgement,
     Pair,
-    ScaleOverride,
     accuracy_by_column,
     accuracy_curves,
     all_above,
@@ -25,9 +24,9 @@ from .item import (
     wins,
 )
 from .results import Results
-from .scales import OPTIMIZERS, RELU, RESNETS, TRELU, VANILLA, VANILLA_TRELU, Options
+from .scales import CPU, CPU_OFTEN, FULL_CIFAR, NETWORKS, OPTIMIZERS, RESNETS, Options
 
-METHODS = {"EOC": RELU, "TAT": TRELU}
+METHODS = {name: NETWORKS[name] for name in ("EOC", "TAT")}
 
 
 def figure1() -> Item:
@@ -36,8 +35,8 @@ def figure1() -> Item:
     The paper: TAT keeps its accuracy with depth, EOC loses. The figure's numbers are not printed;
     those at depths 50 and 101 are also in table 5.
     """
+    paper = {"EOC": (72.6, 71.8, None, None), "TAT": (74.6, 74.2, None, None)}
     return Item(
-        name="figure1",
         title="Figure 1: vanilla networks by depth",
         label="fig:fig1",
         minutes=21,
@@ -47,26 +46,19 @@ def figure1() -> Item:
         "EOC stays at chance there too, and TAT, with one seed, reaches 70.7 %.)",
         claims={
             "At depth 200, TAT is within 2 points of its accuracy at depth 50": level(
-                ("TAT", "200"), beside=("TAT", "50"), margin=2.0
+                "TAT | 200", beside="TAT | 50", margin=2.0
             ),
             "EOC falls with depth: it loses more than 10 points from 50 to 200": wins(
-                ("EOC", "50"), over=("EOC", "200"), margin=10.0
+                "EOC | 50", over="EOC | 200", margin=10.0
             ),
-            "TAT beats EOC at every depth": wins(("TAT", "{d}"), over=("EOC", "{d}"), d=RESNETS),
+            "TAT beats EOC at every depth": wins("TAT | {d}", over="EOC | {d}", d=RESNETS),
         },
-        cells=cells(
-            {"EOC": (72.6, 71.8, None, None), "TAT": (74.6, 74.2, None, None)},
-            RESNETS,
-            {**VANILLA, **OPTIMIZERS["K-FAC"]},
-            METHODS,
-        ),
+        cells=cells(paper, RESNETS, OPTIMIZERS["K-FAC"], METHODS),
         charts=lambda results: [accuracy_by_column(results, METHODS, RESNETS, "depth")],
-        overrides={
-            # Networks of 200 layers need more than 5 epochs, and a lower rate than others.
-            "cpu": ScaleOverride(
-                keep=lambda cell: cell.column != "152", epochs=1 / 9, rates={"kfac": (0.003,)}
-            )
-        },
+        # Networks of 200 layers need more than 5 epochs, and a lower rate than others.
+        cpu=replace(
+            CPU, keep=lambda row, column: column != "152", epochs=1 / 9, rates={"kfac": (0.003,)}
+        ),
     )
 
 
@@ -76,12 +68,12 @@ def figure3() -> Item:
     The paper: SGD catches up with K-FAC, but needs just over twice the epochs.
     """
     lengths: dict[str, Options] = {str(epochs): {"epochs": epochs} for epochs in (90, 180, 360)}
+    base = {**RESNETS["50"], **NETWORKS["TAT"], "schedule": "cosine"}
     rows: dict[str, Options] = {
         "K-FAC": {**OPTIMIZERS["K-FAC"], "batch_size": 1024},
         "SGD": {**OPTIMIZERS["SGD"], "batch_size": 512},
     }
     return Item(
-        name="figure3",
         title="Figure 3: K-FAC against SGD by epochs",
         label="fig:optimizer",
         minutes=10,
@@ -90,17 +82,12 @@ def figure3() -> Item:
         "64).",
         claims={
             "K-FAC needs fewer epochs than SGD to reach the same training loss": _is_faster,
-            "K-FAC beats SGD after 90 epochs": wins(("K-FAC", "90"), over=("SGD", "90")),
+            "K-FAC beats SGD after 90 epochs": wins("K-FAC | 90", over="SGD | 90"),
             "With half of SGD's 360 epochs, K-FAC is no worse": level(
-                ("K-FAC", "180"), beside=("SGD", "360")
+                "K-FAC | 180", beside="SGD | 360"
             ),
         },
-        cells=cells(
-            dict.fromkeys(rows, ()),
-            lengths,
-            {**RESNETS["50"], **VANILLA_TRELU, "schedule": "cosine"},
-            rows,
-        ),
+        cells=cells(dict.fromkeys(rows, ()), lengths, base, rows),
         charts=lambda results: [
             accuracy_by_column(results, rows, lengths, "epochs (of the paper)"),
             accuracy_curves(
@@ -108,14 +95,12 @@ def figure3() -> Item:
                 {name: results.cell(name, "180") for name in rows},
             ),
         ],
-        overrides={
-            "cpu": ScaleOverride(
-                keep=lambda cell: (cell.row, cell.column) != ("K-FAC", "360"),
-                options={"evaluate_every": 1},
-                rates={"sgd": (0.01, 0.003), "kfac": (0.01,)},
-                seeds=3,
-            )
-        },
+        cpu=replace(
+            CPU_OFTEN,
+            keep=lambda row, column: (row, column) != ("K-FAC", "360"),
+            rates={"sgd": (0.01, 0.003), "kfac": (0.01,)},
+            seeds=lambda _: 3,
+        ),
     )
 
 
@@ -158,16 +143,15 @@ def figure5() -> Item:
     """
     depths = {str(d): {"model": f"wide_resnet{d}"} for d in (100, 154, 202, 250, 304)}
     training = {"epochs": 200, "marks": "75/200,150/200", "kfac_preset": "cifar10"}
-    base: Options = {**VANILLA, **OPTIMIZERS["K-FAC"], **training}
+    base: Options = {**OPTIMIZERS["K-FAC"], **training}
     return Item(
-        name="figure5",
         title="Figure 5: CIFAR-10, Wide ResNets without shortcuts by depth",
         label="fig:cifar",
         minutes=7,
         introduction="Wide ResNets without shortcuts and normalisation, with ReLU (EOC) and TReLU "
         "(TAT), trained with K-FAC on CIFAR-10. The scale cpu has one learning rate, 0.003.",
         claims={
-            "TAT beats EOC at every depth": wins(("TAT", "{d}"), over=("EOC", "{d}"), d=depths),
+            "TAT beats EOC at every depth": wins("TAT | {d}", over="EOC | {d}", d=depths),
             "EOC drops with depth": lambda results: all_above(results, _ends(results, "EOC")),
             "TAT at the largest depth is within 2 points of its accuracy at the smallest": (
                 lambda results: none_below(
@@ -177,17 +161,16 @@ def figure5() -> Item:
         },
         cells=cells(dict.fromkeys(METHODS, ()), depths, base, METHODS),
         charts=lambda results: [accuracy_by_column(results, METHODS, depths, "depth")],
-        overrides={
-            "full": ScaleOverride(options={"data": "cifar10"}),
-            "cpu": ScaleOverride(
-                keep=lambda cell: cell.column in ("100", "202"),
-                options={"data": "cifar10", "image_size": 8, "train_size": 5120},
-                rates={"kfac": (0.003,)},
-                epochs=1 / 40,
-                width=1 / 4,
-                seeds=1,
-            ),
-        },
+        full=FULL_CIFAR,
+        cpu=replace(
+            CPU,
+            keep=lambda row, column: column in ("100", "202"),
+            options={**CPU.options, "data": "cifar10", "image_size": 8, "train_size": 5120},
+            rates={"kfac": (0.003,)},
+            epochs=1 / 40,
+            width=1 / 4,
+            seeds=lambda _: 1,
+        ),
     )
 
 
@@ -209,10 +192,10 @@ def figure6() -> Item:
         "kfac_curvature_period": curvature,
         "kfac_inverse_period": inverse,
     }
+    base = {**RESNETS["50"], **NETWORKS["TAT"]}
     rows = {"SGD": OPTIMIZERS["SGD"], often: kfac(1, 50), seldom: kfac(10, 200)}
     best = lambda results: {row: results.cell(row, column) for row in rows}
     return Item(
-        name="figure6",
         title="Figure 6: K-FAC with fewer updates of the curvature",
         label="fig:K-FAC_speed",
         minutes=4,
@@ -220,27 +203,20 @@ def figure6() -> Item:
         "every step and inverted every 50 steps, or every 10 and every 200.",
         claims={
             "Updating less often does not cost accuracy": level(
-                (seldom, column), beside=(often, column)
+                f"{seldom} | {column}", beside=f"{often} | {column}"
             ),
             "Updating less often makes a step at least a quarter cheaper": partial(
                 _is_cheaper, seldom=seldom, often=often
             ),
         },
-        cells=cells(
-            dict.fromkeys(rows, ()), {column: {}}, {**RESNETS["50"], **VANILLA_TRELU}, rows
-        ),
+        cells=cells(dict.fromkeys(rows, ()), {column: {}}, base, rows),
         charts=lambda results: [
             accuracy_curves("Validation accuracy by epoch", best(results)),
             accuracy_curves("Validation accuracy by seconds", best(results), seconds=True),
         ],
-        overrides={
-            "cpu": ScaleOverride(
-                options={"evaluate_every": 1},
-                rates={"sgd": (0.03, 0.01), "kfac": (0.01,)},
-                epochs=1 / 9,
-                seeds=3,
-            )
-        },
+        cpu=replace(
+            CPU_OFTEN, rates={"sgd": (0.03, 0.01), "kfac": (0.01,)}, epochs=1 / 9, seeds=lambda _: 3
+        ),
     )
 
 
@@ -267,7 +243,6 @@ def figure7() -> Item:
     validated = figure1()
     return replace(
         validated,
-        name="figure7",
         title="Figure 7: training accuracy by depth",
         label="fig:fig1_train",
         introduction="Training accuracy of the networks of figure 1, each at the learning rate "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -18,7 +18,7 @@ from skipless.report.svg import Axis, Chart, Line, linear_axis
 from skipless.runs.configuration import Configuration
 
 from .results import CellKey, Results, Series, Summary, Value, plus_minus
-from .scales import OPTIMIZERS, RESNETS, SCALES, Option, Options, Scale, ScaleName
+from .scales import CPU, FULL, OPTIMIZERS, RESNETS, SMOKE, Option, Options, Scale, ScaleName
 
 Pair = tuple[CellKey, CellKey]
 Judgement = tuple[bool | None, str]  # whether a claim holds, None if it was not run; the evidence
@@ -70,24 +70,23 @@ def cells(
     return tuple(found)
 
 
-def wins(
-    better: CellKey, *, over: CellKey, margin: float = 0.0, **names: Iterable[object]
-) -> Judge:
+def wins(better: str, *, over: str, margin: float = 0.0, **names: Iterable[object]) -> Judge:
     """Judges whether one cell is above another, by more than a margin and noise.
 
-    In the two places, {name} stands for each of `names` in turn.
+    Places are "row | column", in which {name} stands for each of `names` in turn; {d} are the
+    depths of most tables, {o} their optimisers.
     """
     return partial(all_above, pairs=expand_pairs(better, over, **names), margin=margin)
 
 
 def level(
-    one: CellKey, *, beside: CellKey, margin: float | None = None, **names: Iterable[object]
+    one: str, *, beside: str, margin: float | None = None, **names: Iterable[object]
 ) -> Judge:
     """Judges whether one cell is not below another by more than a margin, or else noise."""
     return partial(none_below, pairs=expand_pairs(one, beside, **names), margin=margin)
 
 
-def narrows(words: str, one: CellKey, other: CellKey, **names: Iterable[object]) -> Judge:
+def narrows(words: str, one: str, other: str, **names: Iterable[object]) -> Judge:
     """Judges whether the lead of one cell over another is smaller with the second of `names`.
 
     In `words`, {0} and {1} stand for the two leads.
@@ -103,14 +102,20 @@ def narrows(words: str, one: CellKey, other: CellKey, **names: Iterable[object])
     return judge
 
 
-def expand_pairs(one: CellKey, other: CellKey, **names: Iterable[object]) -> list[Pair]:
-    """Both places for every combination of `names`, by which {name} in them is replaced.
+def expand_pairs(one: str, other: str, **names: Iterable[object]) -> list[Pair]:
+    """Both places for every combination of the `names` in them.
 
-    >>> expand_pairs(("{d}, TAT", "tanh"), ("{d}, EOC", "tanh"), d=(50, 101))[1]
+    >>> expand_pairs("{d}, TAT | {c}", "{d}, EOC | {c}", c=["tanh"])[1]
     (('101, TAT', 'tanh'), ('101, EOC', 'tanh'))
     """
-    fill = lambda place, own: (place[0].format(**own), place[1].format(**own))
-    return [(fill(one, own), fill(other, own)) for own in _combine(names)]
+    known = {"d": (50, 101), "o": ("K-FAC", "SGD"), **names}
+    used = {name: own for name, own in known.items() if f"{{{name}}}" in one + other}
+    return [(_place(one, own), _place(other, own)) for own in _combine(used)]
+
+
+def _place(words: str, names: Mapping[str, object]) -> CellKey:
+    row, column = words.format(**names).split(" | ")
+    return row, column
 
 
 def _combine(values: Mapping[str, Iterable[T]]) -> list[dict[str, T]]:
@@ -199,30 +204,6 @@ def coverage(run: int, total: int) -> str:
 
 
 @dataclass(frozen=True)
-class ScaleOverride:
-    """How an item differs from others at a scale: the cells it keeps, and what it changes.
-
-    `options` and `rates` are added to those of the scale, `grid` to what a cell is searched over.
-    """
-
-    keep: Callable[[Cell], bool] = lambda _: True
-    options: Options = field(default_factory=dict)
-    rates: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    epochs: float | None = None
-    batch: float | None = None
-    width: float | None = None
-    dropouts: tuple[float, ...] | None = None
-    seeds: int | None = None
-    grid: Callable[[Cell], Mapping[str, tuple[Option, ...]]] = lambda _: {}
-
-    def apply(self, scale: Scale) -> Scale:
-        names = ("epochs", "batch", "width", "dropouts")
-        sizes = {name: own for name in names if (own := getattr(self, name)) is not None}
-        options, rates = {**scale.options, **self.options}, {**scale.rates, **self.rates}
-        return replace(scale, options=options, rates=rates, **sizes)
-
-
-@dataclass(frozen=True)
 class PlannedRun:
     """One trial of an item before it is run."""
 
@@ -244,19 +225,21 @@ class Item:
     """A table or a figure, either trained, cell by cell, or computed, by `compute`.
 
     `label` is that in the paper's source. `claims` are statements about the results, each with the
-    function that judges it.
+    function that judges it. `smoke`, `cpu` and `full` are its scales.
     """
 
-    name: str
     title: str
-    label: str | None
     introduction: str
     claims: Mapping[str, Judge]
+    name: str = ""
+    label: str | None = None
     cells: tuple[Cell, ...] = ()
     compute: Callable[[ScaleName], tuple[list[Value], list[Series]]] | None = None
     charts: Callable[[Results], Sequence[Chart]] = lambda _: ()
     format_cell: Callable[[Summary], str] = str
-    overrides: Mapping[ScaleName, ScaleOverride] = field(default_factory=dict)
+    smoke: Scale = SMOKE
+    cpu: Scale = CPU
+    full: Scale = FULL
     minutes: float = 0.0  # at the scale cpu, on two cores
 
     def verdicts(self, results: Results) -> list[Verdict]:
@@ -293,11 +276,13 @@ class Item:
         self, name: ScaleName
     ) -> Iterator[tuple[Scale, Cell, list[dict[str, Option]], int]]:
         """Each cell at a scale, with the settings that it is searched over and its seeds."""
-        override = self.overrides.get(name, ScaleOverride())
-        scale = override.apply(SCALES[name])
-        for cell in filter(override.keep, self.cells):
-            settings = _combine({**scale.grid(cell.run), **override.grid(cell)})
-            yield scale, cell, settings, override.seeds or scale.seeds(cell.run)
+        scale = {"smoke": self.smoke, "cpu": self.cpu, "full": self.full}[name]
+        for cell in self.cells:
+            if scale.keep(cell.row, cell.column):
+                grid = scale.grid(cell.run)
+                if (rates := scale.cell_rates(cell.row, cell.column)) is not None:
+                    grid["lr"] = rates
+                yield scale, cell, _combine(grid), scale.seeds(cell.run)
 
 
 def accuracy_by_column(
@@ -316,17 +301,11 @@ def accuracy_by_column(
     for style, row in enumerate(rows):
         found = [(float(str(column)), results.cell(row, str(column))) for column in columns]
         measured = [(x, *measure(cell)) for x, cell in found if cell is not None]
-        lines.append(
-            Line(
-                row,
-                format_percent(measured[-1][1]) if measured else "",
-                style,
-                [(x, y) for x, y, _ in measured],
-                marked=range(len(measured)),
-                bars=[error for _, _, error in measured],
-                broken_off=any(math.isnan(y) for _, y, _ in measured[-1:]),
-            )
-        )
+        points = [(x, y) for x, y, _ in measured]
+        bars = [error for _, _, error in measured]
+        last = format_percent(points[-1][1]) if points else ""
+        lost = any(math.isnan(y) for _, y in points[-1:])
+        lines.append(Line(row, last, style, points, range(len(points)), broken_off=lost, bars=bars))
     xs = sorted({x for line in lines for x, _ in line.points}) or [0.0, 1.0]
     margin = 1.0 if len(xs) == 1 else 0.0
     x = Axis(axis, xs[0] - margin, xs[-1] + margin, tuple((x, f"{x:g}") for x in xs))

@@ -21,7 +21,7 @@ from skipless.runs.search import Place, create_folder, is_main, run_all, run_key
 from skipless.train.journal import provenance
 
 from . import ITEMS
-from .item import Cell, Item, PlannedRun
+from .item import Item, PlannedRun
 from .results import Results, Trial
 from .scales import SCALES, Options, ScaleName
 
@@ -40,12 +40,7 @@ def report_item(
 
     Of processes that `torchrun` started, only the first one writes and reports.
 
-    Args:
-        item: The table or figure.
-        scale: How large its runs are.
-        place: The folder of all files, and where the search is shared.
-        seeds: Number of seeds, instead of the item's own.
-        options: Options of every run, which replace those of the item.
+    `seeds` and `options` replace those of the item; files go to the folder of `place`.
     """
     path = place.folder / f"{item.name}.jsonl"
     create_folder(place.folder)
@@ -152,10 +147,9 @@ def read_sections(paths: Sequence[Path], *, curves: bool = False) -> list[Sectio
     counts: Counter[str] = Counter()
     sections = []
     for results in sorted(found, key=lambda own: (order.index(own.item), own.scale)):
-        item = ITEMS[results.item]
-        section = build_section(item, results, curves=curves)
-        counts[item.name] += 1
-        if (number := counts[item.name]) > 1:
+        section = build_section(ITEMS[results.item], results, curves=curves)
+        counts[section.name] += 1
+        if (number := counts[section.name]) > 1:
             name, title = f"{section.name}-{number}", f"{section.title} ({results.scale})"
             section = replace(section, name=name, title=title)
         sections.append(section)
@@ -164,32 +158,29 @@ def read_sections(paths: Sequence[Path], *, curves: bool = False) -> list[Sectio
 
 def training_charts(item: Item, results: Results) -> list[Chart]:
     """The training loss of every cell's best run, a chart for each row, and the C maps."""
-    run = [cell for cell in item.cells if results.cell(cell.row, cell.column) is not None]
-    rows = dict.fromkeys(cell.row for cell in run)
-    losses = [_loss_chart(row, [cell for cell in run if cell.row == row], results) for row in rows]
-    return [*losses, *_c_map_charts(run, results)]
-
-
-def _loss_chart(row: str, cells: Sequence[Cell], results: Results) -> Chart:
-    lines = []
-    for style, cell in enumerate(cells[:STYLES]):
-        if (best := results.cell(cell.row, cell.column)) is not None:
-            outcome = best.outcomes[0]
+    found = ((cell, results.cell(cell.row, cell.column)) for cell in item.cells)
+    run = [(cell, best) for cell, best in found if best is not None]
+    charts = []
+    for row in dict.fromkeys(cell.row for cell, _ in run):
+        lines = []
+        own = [(cell.column, best.outcomes[0]) for cell, best in run if cell.row == row]
+        for style, (column, outcome) in enumerate(own[:STYLES]):
             points = list(zip(outcome.training.epochs, outcome.training.loss, strict=True))
             value = "diverged" if outcome.diverged or not points else f"{points[-1][1]:.2g}"
-            lines.append(Line(cell.column, value, style, points, broken_off=outcome.diverged))
-    return replace(loss_chart(lines), title=f"Training loss: {row}")
+            lines.append(Line(column, value, style, points, broken_off=outcome.diverged))
+        charts.append(replace(loss_chart(lines), title=f"Training loss: {row}"))
+    scale = next(scale for scale in SCALES.values() if scale.name == results.scale)
+    shaped = [(cell, best) for cell, best in run if cell.run.get("method") is not None]
+    return charts + _c_map_charts(
+        [scale.configuration(cell.run, best.chosen) for cell, best in shaped]
+    )
 
 
-def _c_map_charts(cells: Sequence[Cell], results: Results) -> list[Chart]:
+def _c_map_charts(configurations: Sequence[Configuration]) -> list[Chart]:
     """The C maps of the different networks, at most as many as there are styles."""
     networks: dict[tuple[object, ...], Configuration] = {}
-    scale = next(scale for scale in SCALES.values() if scale.name == results.scale)
-    for cell in cells:
-        best = results.cell(cell.row, cell.column)
-        if cell.run.get("method") is not None and best is not None:
-            given = scale.configuration(cell.run, best.chosen)
-            networks.setdefault(tuple(getattr(given, name) for name in _SHAPE), given)
+    for given in configurations:
+        networks.setdefault(tuple(getattr(given, name) for name in _SHAPE), given)
     curves = []
     for given in list(networks.values())[:STYLES]:
         if (curve := network_curve(given)) is not None:
@@ -223,7 +214,7 @@ def build_section(item: Item, results: Results, *, curves: bool = False) -> Sect
 
 def _cell_table(item: Item, results: Results) -> tuple[list[str], list[list[str]]]:
     """Rows and columns as the paper has them: ours, and the paper's in brackets."""
-    columns = list(dict.fromkeys(cell.column for cell in item.cells))
+    columns = dict.fromkeys(cell.column for cell in item.cells)
     rows: dict[str, dict[str, str]] = {}
     for cell in item.cells:
         found = results.cell(cell.row, cell.column)

@@ -7,7 +7,7 @@ such a run into one of its own size. It keeps the depth, except at the scale `sm
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from skipless.runs.configuration import Configuration
@@ -24,7 +24,8 @@ class Scale:
     """How large runs are, and what they are searched over.
 
     `epochs`, `batch` and `width` are factors of the paper's values, `options` apply to every run,
-    `models` replaces networks by smaller ones, and `rates` are learning rates by optimiser.
+    `models` replaces networks by smaller ones, and `rates` are learning rates by optimiser. An item
+    may keep only some cells, and search some over other rates, both by row and column.
     """
 
     name: ScaleName
@@ -40,6 +41,8 @@ class Scale:
     taus: tuple[float, ...] = (0.3,)
     zetas: tuple[float, ...] = (1.5,)
     models: Mapping[str, str] = field(default_factory=dict)
+    keep: Callable[[str, str], bool] = lambda row, column: True
+    cell_rates: Callable[[str, str], tuple[float, ...] | None] = lambda row, column: None
 
     def configuration(
         self, run: Options, given: Mapping[str, object] | None = None
@@ -167,6 +170,10 @@ SMOKE = Scale(
     },
 )
 
+# Of some items.
+CPU_OFTEN = replace(CPU, options={**CPU.options, "evaluate_every": 1})
+FULL_CIFAR = replace(FULL, options={**FULL.options, "data": "cifar10"})
+
 SCALES: Mapping[ScaleName, Scale] = {scale.name: scale for scale in (SMOKE, CPU, FULL)}
 
 
@@ -199,3 +206,12 @@ def rescaled(shortcut_weight: float) -> Options:
     """
     clamp = {"clamp": True} if shortcut_weight > 0.8 else {}
     return {"shortcut_weight": shortcut_weight, **clamp}
+
+
+NETWORKS: dict[str, Options] = {
+    "ResNet": BATCH_NORM,
+    "EOC": {**VANILLA, **RELU},
+    "TAT": VANILLA_TRELU,
+    "w = 0": VANILLA_TRELU,
+    "w = 0.8": {**rescaled(0.8), **TRELU},
+}

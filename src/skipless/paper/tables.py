@@ -1,7 +1,7 @@
 """Tables 2 to 11 of the paper: trained networks, one function each.
 
 `skipless reproduce table2 --scale cpu` runs table 2 in the minutes that its item states. The
-docstrings say what the paper finds. In claims, `d` is a depth and `o` an optimiser.
+docstrings say what the paper finds.
 """
 
 from __future__ import annotations
@@ -12,38 +12,14 @@ from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
-from .item import (
-    Cell,
-    Item,
-    Judgement,
-    ScaleOverride,
-    cells,
-    coverage,
-    difference,
-    judge_all,
-    level,
-    narrows,
-    wins,
-)
+from .item import Item, Judgement, cells, coverage, difference, judge_all, level, narrows, wins
 from .results import CellKey, Results
-from .scales import BATCH_NORM, RELU, RESNETS, TRELU, VANILLA, VANILLA_TRELU, Options, rescaled
-
-DEPTHS = (50, 101)
-BOTH = ("K-FAC", "SGD")
-SETTINGS = {"d": DEPTHS, "o": BOTH}
-
-NETWORKS: dict[str, Options] = {
-    "ResNet": BATCH_NORM,
-    "EOC": {**VANILLA, **RELU},
-    "TAT": VANILLA_TRELU,
-    "w = 0": VANILLA_TRELU,
-    "w = 0.8": {**rescaled(0.8), **TRELU},
-}
+from .scales import CPU, NETWORKS, RELU, RESNETS, SMOKE, TRELU, VANILLA, Options, rescaled
 
 
-def is_50_layers_deep(cell: Cell) -> bool:
+def is_50_layers_deep(row: str, column: str) -> bool:
     """Whether a cell is of a network of 50 layers, by the name of its row."""
-    return cell.row.startswith("50")
+    return row.startswith("50")
 
 
 def table2() -> Item:
@@ -51,22 +27,16 @@ def table2() -> Item:
 
     The paper: with w = 0.8 and TReLU, a ResNet-50 without normalisation matches the standard one.
     """
-    resnets = cells(
-        {"K-FAC": (76.4,), "SGD": (76.3,)}, {"standard ResNet": BATCH_NORM}, RESNETS["50"]
-    )
-    without_norm = cells(
-        {
-            "K-FAC, ReLU": (72.6, 74.5, 75.6, 75.9),
-            "K-FAC, TReLU": (74.6, 75.5, 76.4, 75.9),
-            "SGD, ReLU": (63.7, 72.4, 73.9, 75.0),
-            "SGD, TReLU": (71.0, 72.6, 76.0, 74.8),
-        },
-        {f"w = {weight:g}": rescaled(weight) for weight in (0.0, 0.5, 0.8, 0.9)},
-        RESNETS["50"],
-        {"ReLU": RELU, "TReLU": {**TRELU, "eta": 0.9}},
-    )
+    standard = {"K-FAC": (76.4,), "SGD": (76.3,)}
+    without_norm = {
+        "K-FAC, ReLU": (72.6, 74.5, 75.6, 75.9),
+        "K-FAC, TReLU": (74.6, 75.5, 76.4, 75.9),
+        "SGD, ReLU": (63.7, 72.4, 73.9, 75.0),
+        "SGD, TReLU": (71.0, 72.6, 76.0, 74.8),
+    }
+    weights = {f"w = {weight:g}": rescaled(weight) for weight in (0.0, 0.5, 0.8, 0.9)}
+    activations = {"ReLU": RELU, "TReLU": {**TRELU, "eta": 0.9}}
     return Item(
-        name="table2",
         title="Table 2: rescaled ResNets with varying shortcut weights",
         label="table:shortcut",
         minutes=17,
@@ -74,16 +44,17 @@ def table2() -> Item:
         "Without shortcuts (w = 0) ReLU is far behind; with w = 0.8 and TReLU the gap is closed.",
         claims={
             "With w = 0.8 and TReLU, ResNets without BatchNorm are no worse than standard ones": (
-                level(("{o}, TReLU", "w = 0.8"), beside=("{o}", "standard ResNet"), o=BOTH)
+                level("{o}, TReLU | w = 0.8", beside="{o} | standard ResNet")
             ),
             "Without shortcuts, TReLU beats ReLU": wins(
-                ("{o}, TReLU", "w = 0"), over=("{o}, ReLU", "w = 0"), o=BOTH
+                "{o}, TReLU | w = 0", over="{o}, ReLU | w = 0"
             ),
             "With ReLU, shortcuts (w = 0.9) beat no shortcuts": wins(
-                ("{o}, ReLU", "w = 0.9"), over=("{o}, ReLU", "w = 0"), o=BOTH
+                "{o}, ReLU | w = 0.9", over="{o}, ReLU | w = 0"
             ),
         },
-        cells=resnets + without_norm,
+        cells=cells(standard, {"standard ResNet": NETWORKS["ResNet"]}, RESNETS["50"])
+        + cells(without_norm, weights, RESNETS["50"], activations),
     )
 
 
@@ -92,34 +63,27 @@ def table3() -> Item:
 
     The paper: normalisation layers do not make up for shortcuts, in particular not with K-FAC.
     """
-    columns = {"vanilla": RELU, "BN": BATCH_NORM, "LN": {"norm": "layer"}}
+    columns = {"vanilla": RELU, "BN": NETWORKS["ResNet"], "LN": {"norm": "layer"}}
+    paper = {
+        "50, K-FAC": (72.6, 72.8, 72.7),
+        "50, SGD": (63.7, 72.6, 58.1),
+        "101, K-FAC": (71.8, 67.6, 72.0),
+        "101, SGD": (41.6, 43.4, 28.6),
+    }
     return Item(
-        name="table3",
         title="Table 3: normalisation layers without shortcuts",
         label="table:normalization",
         minutes=13,
         introduction="ReLU networks without shortcuts: no normalisation, BatchNorm or LayerNorm.",
         claims={
             "With K-FAC, neither BatchNorm nor LayerNorm beats no normalisation": level(
-                ("{d}, K-FAC", "vanilla"),
-                beside=("{d}, K-FAC", "{norm}"),
-                d=DEPTHS,
-                norm=("BN", "LN"),
+                "{d}, K-FAC | vanilla", beside="{d}, K-FAC | {norm}", norm=("BN", "LN")
             ),
             "With SGD, all three lose accuracy from depth 50 to 101": wins(
-                ("50, SGD", "{column}"), over=("101, SGD", "{column}"), column=columns
+                "50, SGD | {column}", over="101, SGD | {column}", column=columns
             ),
         },
-        cells=cells(
-            {
-                "50, K-FAC": (72.6, 72.8, 72.7),
-                "50, SGD": (63.7, 72.6, 58.1),
-                "101, K-FAC": (71.8, 67.6, 72.0),
-                "101, SGD": (41.6, 43.4, 28.6),
-            },
-            columns,
-            VANILLA,
-        ),
+        cells=cells(paper, columns, VANILLA),
     )
 
 
@@ -130,8 +94,18 @@ def table4() -> Item:
     behind ResNets; with w = 0.8, networks without normalisation are level with them, or ahead.
     """
     lengths: dict[int, Options] = {90: {}, 180: {"epochs": 180}}
+    columns = {
+        f"{network}, {epochs} epochs": {**NETWORKS[network], **longer}
+        for epochs, longer in lengths.items()
+        for network in ("ResNet", "w = 0", "w = 0.8")
+    }
+    paper = {
+        "50, K-FAC": (76.4, 74.6, 76.4, 76.6, 76.0, 77.0),
+        "50, SGD": (76.3, 71.0, 76.0, 76.6, 72.3, 76.8),
+        "101, K-FAC": (77.8, 74.2, 77.8, 77.6, 75.9, 78.4),
+        "101, SGD": (77.9, 70.0, 77.3, 77.6, 73.8, 77.4),
+    }
     return Item(
-        name="table4",
         title="Table 4: vanilla networks, rescaled ResNets and standard ResNets",
         label="table:overall",
         minutes=19,
@@ -139,44 +113,21 @@ def table4() -> Item:
         "0.8), both without normalisation, against standard ResNets with BatchNorm and ReLU.",
         claims={
             "With w = 0.8 and TReLU, networks are no worse than standard ResNets": level(
-                ("{d}, {o}", "w = 0.8, {e} epochs"),
-                beside=("{d}, {o}", "ResNet, {e} epochs"),
-                **SETTINGS,
-                e=lengths,
+                "{d}, {o} | w = 0.8, {e} epochs", beside="{d}, {o} | ResNet, {e} epochs", e=lengths
             ),
             "Vanilla networks are better with K-FAC than with SGD": wins(
-                ("{d}, K-FAC", "w = 0, {e} epochs"),
-                over=("{d}, SGD", "w = 0, {e} epochs"),
-                d=DEPTHS,
-                e=lengths,
+                "{d}, K-FAC | w = 0, {e} epochs", over="{d}, SGD | w = 0, {e} epochs", e=lengths
             ),
             "With K-FAC, twice the epochs bring vanilla networks closer to ResNets": narrows(
                 "ResNet less vanilla: {0}, then {1}",
-                ("50, K-FAC", "ResNet, {e} epochs"),
-                ("50, K-FAC", "w = 0, {e} epochs"),
+                "50, K-FAC | ResNet, {e} epochs",
+                "50, K-FAC | w = 0, {e} epochs",
                 e=lengths,
             ),
         },
-        cells=cells(
-            {
-                "50, K-FAC": (76.4, 74.6, 76.4, 76.6, 76.0, 77.0),
-                "50, SGD": (76.3, 71.0, 76.0, 76.6, 72.3, 76.8),
-                "101, K-FAC": (77.8, 74.2, 77.8, 77.6, 75.9, 78.4),
-                "101, SGD": (77.9, 70.0, 77.3, 77.6, 73.8, 77.4),
-            },
-            {
-                f"{network}, {epochs} epochs": {**NETWORKS[network], **longer}
-                for epochs, longer in lengths.items()
-                for network in ("ResNet", "w = 0", "w = 0.8")
-            },
-            {},
-        ),
-        overrides={
-            # Twice the epochs at depth 101 would take most of an hour by themselves.
-            "cpu": ScaleOverride(
-                keep=lambda cell: is_50_layers_deep(cell) or "180" not in cell.column
-            )
-        },
+        cells=cells(paper, columns, {}),
+        # Twice the epochs at depth 101 would take most of an hour by themselves.
+        cpu=replace(CPU, keep=lambda row, column: row[:2] == "50" or "180" not in column),
     )
 
 
@@ -186,47 +137,41 @@ def table5() -> Item:
     The paper: TAT wins in every setting, above all with SGD, and EOC loses with depth.
     """
     columns: dict[str, Options] = {"(L)ReLU": {}, "Tanh": {"activation": "tanh"}}
-    found = cells(
-        {
-            "50, K-FAC, EOC": (72.6, 70.6),
-            "50, K-FAC, TAT": (74.6, 73.1),
-            "50, SGD, EOC": (63.7, 55.7),
-            "50, SGD, TAT": (71.0, 69.5),
-            "101, K-FAC, EOC": (71.8, 69.2),
-            "101, K-FAC, TAT": (74.2, 72.8),
-            "101, SGD, EOC": (41.6, 54.0),
-            "101, SGD, TAT": (70.0, 69.0),
-        },
-        columns,
-        VANILLA,
-        {"EOC": RELU, "TAT": TRELU},
-    )
+    paper = {
+        "50, K-FAC, EOC": (72.6, 70.6),
+        "50, K-FAC, TAT": (74.6, 73.1),
+        "50, SGD, EOC": (63.7, 55.7),
+        "50, SGD, TAT": (71.0, 69.5),
+        "101, K-FAC, EOC": (71.8, 69.2),
+        "101, K-FAC, TAT": (74.2, 72.8),
+        "101, SGD, EOC": (41.6, 54.0),
+        "101, SGD, TAT": (70.0, 69.0),
+    }
     # Section 5.4 has (σ_w, σ_b) = (1.302, 0.02), which is not on the edge of chaos: there, σ_b =
     # 0.02 goes with σ_w = 1.067, and σ_w = 1.304 with σ_b = 0.2, which must have been meant.
     is_eoc_tanh = lambda cell: cell.row.endswith("EOC") and cell.column == "Tanh"
     return Item(
-        name="table5",
         title="Table 5: EOC against TAT on vanilla networks",
         label="table:eoc-aeoc",
         minutes=18,
         introduction="Networks without shortcuts and normalisation, shaped by EOC or by TAT.",
         claims={
             "At depth 101 with SGD, TAT beats EOC with (leaky) ReLU": wins(
-                ("101, SGD, TAT", "(L)ReLU"), over=("101, SGD, EOC", "(L)ReLU")
+                "101, SGD, TAT | (L)ReLU", over="101, SGD, EOC | (L)ReLU"
             ),
             "TAT beats EOC in every setting": wins(
-                ("{d}, {o}, TAT", "{c}"), over=("{d}, {o}, EOC", "{c}"), **SETTINGS, c=columns
+                "{d}, {o}, TAT | {c}", over="{d}, {o}, EOC | {c}", c=columns
             ),
             "With SGD and ReLU, EOC loses more than 10 points from depth 50 to 101": wins(
-                ("50, SGD, EOC", "(L)ReLU"), over=("101, SGD, EOC", "(L)ReLU"), margin=10.0
+                "50, SGD, EOC | (L)ReLU", over="101, SGD, EOC | (L)ReLU", margin=10.0
             ),
             "With SGD, TAT with leaky ReLU loses less than 2 points from depth 50 to 101": level(
-                ("101, SGD, TAT", "(L)ReLU"), beside=("50, SGD, TAT", "(L)ReLU"), margin=2.0
+                "101, SGD, TAT | (L)ReLU", beside="50, SGD, TAT | (L)ReLU", margin=2.0
             ),
         },
         cells=tuple(
             replace(cell, run={**cell.run, "sigma_b": 0.2}) if is_eoc_tanh(cell) else cell
-            for cell in found
+            for cell in cells(paper, columns, VANILLA, {"EOC": RELU, "TAT": TRELU})
         ),
     )
 
@@ -242,33 +187,25 @@ def table6() -> Item:
 
     The paper: TReLU beats PReLU by a large margin.
     """
+    paper = {
+        "50, K-FAC": (74.6, 72.5, 73.6),
+        "50, SGD": (71.0, 66.7, 67.9),
+        "101, K-FAC": (74.2, 71.9, 72.8),
+        "101, SGD": (70.0, 54.3, 66.3),
+    }
     return Item(
-        name="table6",
         title="Table 6: TReLU against PReLU",
         label="table:prelu",
         minutes=7,
         introduction="Vanilla networks. PReLU's slopes are trained, starting at 0 or at 0.25.",
         claims={
             f"TReLU beats {rival} in every setting": wins(
-                ("{d}, {o}", "TReLU"), over=("{d}, {o}", rival), **SETTINGS
+                "{d}, {o} | TReLU", over=f"{{d}}, {{o}} | {rival}"
             )
             for rival in ("PReLU 0.0", "PReLU 0.25")
         },
-        cells=cells(
-            {
-                "50, K-FAC": (74.6, 72.5, 73.6),
-                "50, SGD": (71.0, 66.7, 67.9),
-                "101, K-FAC": (74.2, 71.9, 72.8),
-                "101, SGD": (70.0, 54.3, 66.3),
-            },
-            PRELU,
-            VANILLA,
-        ),
-        overrides={
-            "cpu": ScaleOverride(
-                keep=lambda cell: is_50_layers_deep(cell) or cell.column == "TReLU"
-            )
-        },
+        cells=cells(paper, PRELU, VANILLA),
+        cpu=replace(CPU, keep=lambda row, column: row[:2] == "50" or column == "TReLU"),
     )
 
 
@@ -305,7 +242,6 @@ def table7() -> Item:
     }
     places = {row: [(row, column) for column in columns] for row in paper}
     return Item(
-        name="table7",
         title="Table 7: TAT against DKS",
         label="table:DKS",
         minutes=12,
@@ -326,15 +262,14 @@ def table7() -> Item:
             {},
             {"w = 0": VANILLA, "w = 0.8": rescaled(0.8), "no dropout": {"dropout": 0.0}},
         ),
-        overrides={
-            "smoke": ScaleOverride(keep=lambda cell: cell.row.startswith("50, K-FAC")),
-            "cpu": ScaleOverride(
-                keep=is_50_layers_deep,
-                dropouts=(0.2, 0.0),
-                rates={"sgd": (0.01,), "kfac": (0.01,)},
-                seeds=1,
-            ),
-        },
+        smoke=replace(SMOKE, keep=lambda row, column: row.startswith("50, K-FAC")),
+        cpu=replace(
+            CPU,
+            keep=is_50_layers_deep,
+            dropouts=(0.2, 0.0),
+            rates={"sgd": (0.01,), "kfac": (0.01,)},
+            seeds=lambda _: 1,
+        ),
     )
 
 
@@ -378,8 +313,12 @@ def table8() -> Item:
         str(size): {} if size == 1024 else {"batch_size": size}
         for size in (128, 256, 512, 1024, 2048, 4096)
     }
+    paper = {
+        "K-FAC": (74.5, 74.4, 74.5, 74.6, 74.2, 72.0),
+        "SGD": (72.7, 72.6, 72.7, 71.0, 69.3, 62.0),
+        "LARS": (72.4, 72.3, 72.6, 71.8, 71.3, 70.2),
+    }
     return Item(
-        name="table8",
         title="Table 8: batch sizes",
         label="table:bs-scaling",
         minutes=6,
@@ -388,28 +327,20 @@ def table8() -> Item:
         "start at 32, since smaller ones would take an hour.",
         claims={
             "K-FAC is as good with batches of 2,048 as with 512": level(
-                ("K-FAC", "2048"), beside=("K-FAC", "512")
+                "K-FAC | 2048", beside="K-FAC | 512"
             ),
             "SGD is worse with batches of 4,096 than with 512": wins(
-                ("SGD", "512"), over=("SGD", "4096")
+                "SGD | 512", over="SGD | 4096"
             ),
             "From batches of 512 to 4,096, K-FAC loses less than SGD": narrows(
                 "K-FAC loses {1.points:.1f} points, SGD loses {0.points:.1f} points",
-                ("{o}", "512"),
-                ("{o}", "4096"),
+                "{o} | 512",
+                "{o} | 4096",
                 o=("SGD", "K-FAC"),
             ),
         },
-        cells=cells(
-            {
-                "K-FAC": (74.5, 74.4, 74.5, 74.6, 74.2, 72.0),
-                "SGD": (72.7, 72.6, 72.7, 71.0, 69.3, 62.0),
-                "LARS": (72.4, 72.3, 72.6, 71.8, 71.3, 70.2),
-            },
-            sizes,
-            {**RESNETS["50"], **VANILLA_TRELU},
-        ),
-        overrides={"cpu": ScaleOverride(keep=lambda cell: int(cell.column) >= 512)},
+        cells=cells(paper, sizes, {**RESNETS["50"], **NETWORKS["TAT"]}),
+        cpu=replace(CPU, keep=lambda row, column: int(column) >= 512),
     )
 
 
@@ -420,65 +351,50 @@ def table9() -> Item:
     width narrows the gap between vanilla networks and ResNets.
     """
     widths: dict[str, Options] = {"width 1x": {"width": 1.0}, "width 2x": {"width": 2.0}}
-    long: Options = {"epochs": 360}
+    long = {name: {**NETWORKS[name], "epochs": 360} for name in ("EOC", "TAT")}
+    columns: dict[str, Options] = {**long, "ResNets": NETWORKS["ResNet"]}
+    paper = {
+        "50, width 1x": (72.0, 76.0, 76.7),
+        "50, width 2x": (73.5, 77.3, 77.9),
+        "101, width 1x": (62.4, 76.5, 77.9),
+        "101, width 2x": (66.5, 77.6, 78.6),
+    }
     return Item(
-        name="table9",
         title="Table 9: twice the width",
         label="table:width",
         minutes=7,
         introduction="Vanilla networks with EOC and TAT, and ResNets, with SGD and long training.",
         claims={
             "Twice the width narrows the gap between TAT and ResNets": narrows(
-                "ResNets less TAT: {0}, then {1}",
-                ("50, {w}", "ResNets"),
-                ("50, {w}", "TAT"),
-                w=widths,
+                "ResNets less TAT: {0}, then {1}", "50, {w} | ResNets", "50, {w} | TAT", w=widths
             ),
             "TAT is better with twice the width": wins(
-                ("{d}, width 2x", "TAT"), over=("{d}, width 1x", "TAT"), d=DEPTHS
+                "{d}, width 2x | TAT", over="{d}, width 1x | TAT"
             ),
             "TAT beats EOC at every depth and width": wins(
-                ("{d}, {w}", "TAT"), over=("{d}, {w}", "EOC"), d=DEPTHS, w=widths
+                "{d}, {w} | TAT", over="{d}, {w} | EOC", w=widths
             ),
         },
-        cells=cells(
-            {
-                "50, width 1x": (72.0, 76.0, 76.7),
-                "50, width 2x": (73.5, 77.3, 77.9),
-                "101, width 1x": (62.4, 76.5, 77.9),
-                "101, width 2x": (66.5, 77.6, 78.6),
-            },
-            {
-                "EOC": {**NETWORKS["EOC"], **long},
-                "TAT": {**NETWORKS["TAT"], **long},
-                "ResNets": BATCH_NORM,
-            },
-            {"optimizer": "sgd", "batch_size": 512},
-            widths,
-        ),
-        overrides={"cpu": ScaleOverride(keep=is_50_layers_deep, rates={"sgd": (0.01, 0.003)})},
+        cells=cells(paper, columns, {"optimizer": "sgd", "batch_size": 512}, widths),
+        cpu=replace(CPU, keep=is_50_layers_deep, rates={"sgd": (0.01, 0.003)}),
     )
 
 
 def table10() -> Item:
     """TReLU against PReLU on rescaled ResNets. The paper finds the same as in table 6."""
+    paper = {
+        "50, K-FAC": (76.4, 75.7, 73.6),
+        "50, SGD": (76.0, 71.5, 71.5),
+        "101, K-FAC": (77.8, 76.4, 76.8),
+        "101, SGD": (77.3, 73.1, 73.4),
+    }
     return replace(
         table6(),
-        name="table10",
         title="Table 10: TReLU against PReLU on rescaled ResNets",
         label="table:prelu-app",
         minutes=6,
         introduction="As table 6, but with shortcuts of weight 0.8.",
-        cells=cells(
-            {
-                "50, K-FAC": (76.4, 75.7, 73.6),
-                "50, SGD": (76.0, 71.5, 71.5),
-                "101, K-FAC": (77.8, 76.4, 76.8),
-                "101, SGD": (77.3, 73.1, 73.4),
-            },
-            PRELU,
-            rescaled(0.8),
-        ),
+        cells=cells(paper, PRELU, rescaled(0.8)),
     )
 
 
@@ -492,8 +408,17 @@ def table11() -> Item:
     """
     columns = {name: NETWORKS[name] for name in ("ResNet", "EOC", "TAT")}
     gaussian: Options = {"distribution": "gaussian", "delta": False}  # all of a kernel (E.8)
+    paper = {
+        "50, K-FAC, Orth Delta": (76.4, 72.6, 74.6),
+        "50, K-FAC, Gaussian": (76.5, 72.5, 74.8),
+        "50, SGD, Orth Delta": (76.3, 63.7, 71.0),
+        "50, SGD, Gaussian": (76.6, 63.1, 68.7),
+        "101, K-FAC, Orth Delta": (77.8, 71.8, 74.2),
+        "101, K-FAC, Gaussian": (77.8, 72.3, 74.1),
+        "101, SGD, Orth Delta": (77.9, 41.6, 70.0),
+        "101, SGD, Gaussian": (78.0, 41.1, 68.7),
+    }
     return Item(
-        name="table11",
         title="Table 11: orthogonal against Gaussian initialisation",
         label="table:init",
         minutes=12,
@@ -504,22 +429,8 @@ def table11() -> Item:
             )
             for column in columns
         },
-        cells=cells(
-            {
-                "50, K-FAC, Orth Delta": (76.4, 72.6, 74.6),
-                "50, K-FAC, Gaussian": (76.5, 72.5, 74.8),
-                "50, SGD, Orth Delta": (76.3, 63.7, 71.0),
-                "50, SGD, Gaussian": (76.6, 63.1, 68.7),
-                "101, K-FAC, Orth Delta": (77.8, 71.8, 74.2),
-                "101, K-FAC, Gaussian": (77.8, 72.3, 74.1),
-                "101, SGD, Orth Delta": (77.9, 41.6, 70.0),
-                "101, SGD, Gaussian": (78.0, 41.1, 68.7),
-            },
-            columns,
-            {},
-            {"Orth Delta": {}, "Gaussian": gaussian},
-        ),
-        overrides={"cpu": ScaleOverride(keep=is_50_layers_deep)},
+        cells=cells(paper, columns, {}, {"Orth Delta": {}, "Gaussian": gaussian}),
+        cpu=replace(CPU, keep=is_50_layers_deep),
     )
 
 
