@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,11 +16,10 @@ from . import output_option, print_warnings, requires
 
 if TYPE_CHECKING:
     from skipless.paper.item import Item
+    from skipless.paper.scales import ScaleName
 
 _MOST = 1000  # workers, and seeds
 _RECORDS = "the folder of a run (with run.json), of several, or *.jsonl of skipless reproduce"
-
-ScaleName = Literal["smoke", "cpu", "full"]
 
 
 @click.command()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,23 +62,10 @@ def layers_chart(curves: Mapping[int, CMapCurve]) -> Chart:
     )
 
 
-def loss_line(label: str, style: int, points: Points) -> Line:
-    """A run's training loss, broken off if it does not end in a finite number."""
-    broken = any(not math.isfinite(value) for _, value in points[-1:])
-    value = "diverged" if broken else f"{points[-1][1]:.2g}" if points else ""
-    return Line(label, value, style, points, broken_off=broken)
-
-
 def loss_chart(lines: Sequence[Line], x: str = "epoch") -> Chart:
     """Training losses by epoch, or by what `x` names."""
     values = [value for line in lines for _, value in line.points]
     return _training_chart("Training loss", lines, x, logarithmic_axis("lower is better", values))
-
-
-def accuracy_chart(lines: Sequence[Line], x: str = "epoch") -> Chart:
-    """Validation accuracies in percent by epoch, or by what `x` names."""
-    y = linear_axis("images classified correctly; higher is better", 0, 100, "%")
-    return _training_chart("Validation accuracy", lines, x, y)
 
 
 def _training_chart(title: str, lines: Sequence[Line], x: str, y: Axis) -> Chart:
@@ -103,6 +89,27 @@ def points_by_epoch(record: Record, kind: str, name: str) -> Points:
 def points_by_second(record: Record, kind: str, name: str) -> Points:
     """Seconds of training and values of one number, of at most some hundred rows."""
     return _thin(_points(record, kind, name, "seconds"))
+
+
+def training_charts(
+    runs: Iterable[tuple[str, Record, str, bool]],
+    x: str = "epoch",
+    points: Callable[[Record, str, str], Points] = points_by_epoch,
+) -> list[Chart]:
+    """Training loss and validation accuracy by epoch, or by what `x` names and `points` gives.
+
+    Each run has a name, a record, its accuracy in words, and whether that ends in a cross.
+    """
+    losses, accuracies = [], []
+    for style, (name, record, accuracy, diverged) in enumerate(runs):
+        found = points(record, "train", "loss")
+        broken = any(not math.isfinite(value) for _, value in found[-1:])
+        last = "diverged" if broken else f"{found[-1][1]:.2g}" if found else ""
+        losses.append(Line(name, last, style, found, broken_off=broken))
+        percents = [(place, 100 * top1) for place, top1 in points(record, "validation", "top1")]
+        accuracies.append(Line(name, accuracy, style, percents, broken_off=diverged))
+    y = linear_axis("images classified correctly; higher is better", 0, 100, "%")
+    return [loss_chart(losses, x), _training_chart("Validation accuracy", accuracies, x, y)]
 
 
 def _points(record: Record, kind: str, name: str, x: str) -> Points:
@@ -157,7 +164,7 @@ def runs_section(
     Where a record, of another program or version, lacks something, the table has a gap.
     """
     names = _shortest_names([record.folder for record in records])
-    runs = [_Run(name, _drop_bad_rows(record)) for name, record in zip(names, records, strict=True)]
+    runs = [_Run(name, record) for name, record in zip(names, records, strict=True)]
     shown = _choose_best(runs)
     introduction = (
         f"{len(runs)} run{'s' if len(runs) != 1 else ''}. Validation and best: the share of "
@@ -171,34 +178,24 @@ def runs_section(
         introduction=introduction,
         header=HEADER,
         rows=[run.row for run in runs],
-        charts=[*_training_charts(shown), *_c_map_charts(shown, curves or {})],
+        charts=[*_run_charts(shown), *_c_map_charts(shown, curves or {})],
         facts=_facts(records),
     )
 
 
-@dataclass(frozen=True)
 class _Run:
-    name: str
-    record: Record
+    """A run, without the rows of its record that do not say what was measured, and when."""
 
-    @cached_property
-    def validation(self) -> list[float]:
-        return self.values("validation", "top1")
-
-    @property
-    def best(self) -> float:
-        return _largest(self.validation)
-
-    @property
-    def epochs(self) -> float:
-        return _largest([number(row, "epoch") for row in self.record.metrics])
-
-    @property
-    def seconds(self) -> float:
-        return _largest([number(row, "seconds") for row in self.record.metrics])
+    def __init__(self, name: str, record: Record) -> None:
+        is_whole = lambda r: isinstance(r.get("kind"), str) and math.isfinite(number(r, "step"))
+        rows = tuple(row for row in record.metrics if isinstance(row, dict) and is_whole(row))
+        self.name, self.record = name, replace(record, metrics=rows)
+        self.validation = self.values("validation", "top1")
+        self.best = _largest(self.validation)
+        self.epochs = _largest([number(row, "epoch") for row in rows])
+        self.seconds = _largest([number(row, "seconds") for row in rows])
 
     def values(self, kind: str, name: str) -> list[float]:
-        """A number of all rows of a kind that have it, NaN where it is none."""
         return [value for _, value in _points(self.record, kind, name, "step")]
 
     @property
@@ -238,13 +235,6 @@ def _format_last(values: Sequence[float], form: str) -> str:
     return format(values[-1], form) if math.isfinite(values[-1]) else "diverged"
 
 
-def _drop_bad_rows(record: Record) -> Record:
-    """The record without rows that do not say what was measured, and when."""
-    is_whole = lambda row: isinstance(row.get("kind"), str) and math.isfinite(number(row, "step"))
-    rows = (row for row in record.metrics if isinstance(row, dict) and is_whole(row))
-    return replace(record, metrics=tuple(rows))
-
-
 def _shortest_names(folders: Sequence[Path]) -> list[str]:
     """The last parts of each folder's path, as few as tell it from the others."""
     paths = [folder.resolve().parts for folder in folders]
@@ -263,25 +253,14 @@ def _choose_best(runs: Sequence[_Run]) -> list[_Run]:
     return [runs[index] for index in sorted(ranked[:STYLES])]
 
 
-def _training_charts(runs: Sequence[_Run]) -> list[Chart]:
+def _run_charts(runs: Sequence[_Run]) -> list[Chart]:
     """Training loss and validation accuracy by epoch, and by time if runs differ in speed."""
-    charts = _curves(runs, "epoch", points_by_epoch)
+    shown = [(r.name, r.record, _format_last(r.validation, ".1%"), False) for r in runs]
+    charts = training_charts(shown)
     speeds = [run.seconds / run.epochs for run in runs if run.seconds > 0 and run.epochs > 0]
     if len(speeds) > 1 and max(speeds) > _SAME_SPEED * min(speeds):
-        charts += _curves(runs, "seconds of training", points_by_second)
-    return charts
-
-
-def _curves(
-    runs: Sequence[_Run], x: str, points: Callable[[Record, str, str], Points]
-) -> list[Chart]:
-    losses, accuracies = [], []
-    for style, run in enumerate(runs):
-        losses.append(loss_line(run.name, style, points(run.record, "train", "loss")))
-        percents = [(place, 100 * top1) for place, top1 in points(run.record, "validation", "top1")]
-        accuracies.append(Line(run.name, _format_last(run.validation, ".1%"), style, percents))
-    drawn = ((loss_chart, losses), (accuracy_chart, accuracies))
-    return [chart(lines, x) for chart, lines in drawn if any(line.finite for line in lines)]
+        charts += training_charts(shown, "seconds of training", points_by_second)
+    return [chart for chart in charts if any(line.finite for line in chart.lines)]
 
 
 def _c_map_charts(runs: Sequence[_Run], curves: Mapping[Path, CMapCurve]) -> list[Chart]:

@@ -15,16 +15,13 @@ from skipless.record import Record
 from skipless.tables import table
 
 from .charts import (
-    accuracy_chart,
     c_map_chart,
     c_of_unrelated,
     degrees,
     describe_lines,
     format_percent,
     layers_chart,
-    loss_chart,
-    loss_line,
-    points_by_epoch,
+    training_charts,
 )
 from .figures import CMapCurve
 from .page import (
@@ -98,11 +95,6 @@ class Contestant:
         """The validation accuracy of the best run; NaN if all diverged."""
         return max((v for v in self.grid.values() if not math.isnan(v)), default=math.nan)
 
-    @property
-    def training_accuracy(self) -> float:
-        """The last training accuracy of the best run; NaN if all runs diverged."""
-        return _last_value(self.record, "train", "accuracy") if self.learned else math.nan
-
 
 @dataclass(frozen=True)
 class NetworkComparison:
@@ -132,7 +124,7 @@ def _rows(comparison: NetworkComparison) -> list[list[str]]:
             "yes" if one.normalisation else "no",
             f"{one.parameters:,}",
             f"{one.best_rate:g}" if one.learned else "-",
-            _percent(one.training_accuracy),
+            _percent(_last_value(one.record, "train", "accuracy") if one.learned else math.nan),
             _percent(one.accuracy),
             f"{one.seconds:.0f}",
         ]
@@ -147,7 +139,7 @@ def results_table(comparison: NetworkComparison) -> str:
 
 def conclusion(comparison: NetworkComparison) -> str:
     """Which network came first, by how much, and whether that may be chance, in sentences."""
-    learned = [one for one in comparison.contestants if one.learned]
+    learned = (one for one in comparison.contestants if one.learned)
     diverged = [one.label for one in comparison.contestants if not one.learned]
     ranked = sorted(learned, key=lambda one: -one.accuracy)
     sentences = _ranking(ranked, comparison.validation_images) if ranked else []
@@ -219,7 +211,12 @@ def describe_c_map(curve: CMapCurve) -> str:
 def rates_chart(contestants: Sequence[Contestant]) -> Chart:
     """The last validation accuracy of every run by learning rate; crosses for diverged ones."""
     rates = _rates(contestants)
-    lines = tuple(_rates_line(style, one) for style, one in enumerate(contestants))
+    lines = []
+    for style, one in enumerate(contestants):
+        points = [(rate, 100 * value) for rate, value in sorted(one.grid.items())]
+        value = f"best {one.best_rate:g}" if one.learned else "diverged"
+        best = sorted(one.grid).index(one.best_rate) if one.learned else None
+        lines.append(Line(one.label, value, style, points, range(len(points)), best))
     x = logarithmic_axis("learning rate", rates)
     y = linear_axis("validation accuracy at the end of the run", 0, 100, "%")
     crosses = []
@@ -240,20 +237,13 @@ def rates_chart(contestants: Sequence[Contestant]) -> Chart:
         "Validation accuracy by learning rate. " + describe_lines(lines),
         replace(x, ticks=tuple((rate, f"{rate:g}") for rate in spaced)),
         y,
-        lines,
+        tuple(lines),
         crosses=tuple(crosses),
     )
 
 
 def _rates(contestants: Sequence[Contestant]) -> list[float]:
     return sorted({rate for one in contestants for rate in one.grid})
-
-
-def _rates_line(style: int, one: Contestant) -> Line:
-    points = [(rate, 100 * value) for rate, value in sorted(one.grid.items())]
-    value = f"best {one.best_rate:g}" if one.learned else "diverged"
-    best = sorted(one.grid).index(one.best_rate) if one.learned else None
-    return Line(one.label, value, style, points, marked=range(len(points)), ringed=best)
 
 
 def write_page(path: Path, comparison: NetworkComparison) -> Path:
@@ -334,16 +324,11 @@ def _c_maps(contestants: Sequence[Contestant]) -> str:
 
 
 def _training(contestants: Sequence[Contestant]) -> str:
-    losses, accuracies = [], []
-    for style, one in enumerate(contestants):
-        losses.append(loss_line(one.label, style, points_by_epoch(one.record, "train", "loss")))
-        top1 = [(x, 100 * y) for x, y in points_by_epoch(one.record, "validation", "top1")]
-        value = _percent(one.accuracy)
-        accuracies.append(Line(one.label, value, style, top1, broken_off=not one.learned))
+    runs = ((one.label, one.record, _percent(one.accuracy), not one.learned) for one in contestants)
     return html_section(
         "Training: does it learn?",
         html_figure(
-            [loss_chart(losses), accuracy_chart(accuracies)],
+            training_charts(runs),
             "The best run of each network. Training loss: the error on the training images, on a "
             "logarithmic axis. Validation accuracy: the share of images never trained on that are "
             "classified correctly. An epoch is one pass over the training images.",
