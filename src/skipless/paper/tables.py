@@ -16,10 +16,7 @@ from .item import Item, Judgement, cells, coverage, difference, judge_all, level
 from .results import CellKey, Results
 from .scales import CPU, NETWORKS, RELU, RESNETS, SMOKE, TRELU, VANILLA, Options, rescaled
 
-
-def is_50_layers_deep(row: str, column: str) -> bool:
-    """Whether a cell is of a network of 50 layers, by the name of its row."""
-    return row.startswith("50")
+CPU_50 = replace(CPU, keep=lambda row, column: row.startswith("50"))  # networks of 50 layers
 
 
 def table2() -> Item:
@@ -264,11 +261,7 @@ def table7() -> Item:
         ),
         smoke=replace(SMOKE, keep=lambda row, column: row.startswith("50, K-FAC")),
         cpu=replace(
-            CPU,
-            keep=is_50_layers_deep,
-            dropouts=(0.2, 0.0),
-            rates={"sgd": (0.01,), "kfac": (0.01,)},
-            seeds=lambda _: 1,
+            CPU_50, dropouts=(0.2, 0.0), rates={"sgd": (0.01,), "kfac": (0.01,)}, seeds=lambda _: 1
         ),
     )
 
@@ -376,7 +369,7 @@ def table9() -> Item:
             ),
         },
         cells=cells(paper, columns, {"optimizer": "sgd", "batch_size": 512}, widths),
-        cpu=replace(CPU, keep=is_50_layers_deep, rates={"sgd": (0.01, 0.003)}),
+        cpu=replace(CPU_50, rates={"sgd": (0.01, 0.003)}),
     )
 
 
@@ -430,7 +423,7 @@ def table11() -> Item:
             for column in columns
         },
         cells=cells(paper, columns, {}, {"Orth Delta": {}, "Gaussian": gaussian}),
-        cpu=replace(CPU, keep=is_50_layers_deep),
+        cpu=CPU_50,
     )
 
 
