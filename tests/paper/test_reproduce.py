@@ -177,7 +177,7 @@ def test_computed_lines_are_drawn_panel_by_panel():
 def test_a_page_of_its_own_has_losses_of_each_row_and_the_c_maps_of_its_networks():
     run = {"model": "resnet18", "optimizer": "sgd", "shortcut_weight": 0.5}
     item = Item(
-        "table2", "T", None, "", {},
+        "T", "", {}, "table2", None,
         (
             Cell("ReLU", "w = 0.5", {**run, "method": "eoc"}),
             Cell("ReLU", "w = 0", {**run, "method": "eoc", "shortcut_weight": 0.0}),
