@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def deploy(
     except (RuntimeError, TypeError, NotImplementedError) as error:  # of a user's own network
         raise ValueError(str(error)) from error
     answer = deploy.write_report(found, folder)
-    click.echo(json.dumps(found.as_mapping(), indent=2) if as_json else answer)
+    click.echo(json.dumps(asdict(found), indent=2) if as_json else answer)
     return 0
 
 

@@ -11,7 +11,7 @@ import copy
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -21,18 +21,14 @@ from torch import Tensor, nn
 
 from skipless.onnx import export, quantize, read
 from skipless.onnx.graph import UnknownShapeError, best_schedule
-from skipless.onnx.run import (
-    measure_latencies,
-    measure_peak_memory,
-    open_session,
-    run_session,
-)
+from skipless.onnx.run import measure_latencies, measure_peak_memory, open_session, run_session
 from skipless.onnx.writer import require_onnx, write
 from skipless.record import write_atomically
 from skipless.report.page import write_sections_page
 from skipless.report.sections import Section, Verdict, escape_markdown, markdown, section_text
 from skipless.torch.fold import fold
-from skipless.train.data import Split
+from skipless.train.batches import Batches
+from skipless.train.data import Split, Subset
 from skipless.train.process import cores
 
 from .candidates import Candidate, Missing, Shape, baseline
@@ -72,9 +68,8 @@ class DeployRequest:
 class FileMetrics:
     """The costs of one file: bytes, and seconds by number of threads.
 
-    `peak_memory` is computed from the graph, `measured_peak_memory` measured in a run. A quantised
-    file has neither, because its graph is written for float32. `unknown` names the operation whose
-    shapes are not known, for anything else that is None.
+    A quantised file has no peak memories, because its graph is written for float32. `unknown` names
+    the operation whose shapes are not known, for anything else that is None.
     """
 
     name: str
@@ -83,7 +78,7 @@ class FileMetrics:
     disk: int
     latency: Mapping[int, float]
     multiply_adds: int | None = None
-    peak_memory: int | None = None
+    peak_memory: int | None = None  # computed from the graph
     measured_peak_memory: int | None = None
     best_order: bool = False
     unknown: Mapping[str, str] = field(default_factory=dict)
@@ -113,23 +108,15 @@ class Deployment:
     accuracy: Mapping[str, Accuracy]
     missing: Mapping[str, Missing]
 
-    def as_mapping(self) -> dict[str, object]:
-        """Everything by name, in types that JSON has."""
-        return asdict(self)
-
 
 def load_batches(
     split: Split, normalize: Callable[[Tensor], Tensor] | None, most: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of samples with their labels, as a network reads them, without augmentation.
-
-    If there are more than `most`, they are a fixed random subset.
-    """
+    """Batches of at most `most` samples, always the same, not augmented, with their labels."""
     generator = torch.Generator().manual_seed(0)
-    chosen = torch.randperm(len(split), generator=generator)[:most].tolist()
-    for start in range(0, len(chosen), _BATCH):
-        images, labels = split.load(chosen[start : start + _BATCH], None)
-        yield (images if normalize is None else normalize(images)).numpy(), labels.numpy()
+    chosen = Subset(split, torch.randperm(len(split), generator=generator)[:most])
+    for images, labels in Batches(chosen, _BATCH, normalize=normalize).in_order():
+        yield images.numpy(), labels.numpy()
 
 
 def measure_accuracy(
@@ -174,14 +161,13 @@ class _Files:
     request: DeployRequest
     scratch: Path
     on_step: Callable[[str], object]
-    paths: dict[str, Path] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
-    parameters: dict[str, int] = field(default_factory=dict)
-    missing: dict[str, Missing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.batch = self.candidate.examples(self.request.batch_size)
         self.baseline = baseline(self.candidate, self.request.against)
+        self.paths: dict[str, Path] = {}
+        self.models: dict[str, tuple[str, int]] = {}  # names and numbers of parameters
+        self.missing: dict[str, Missing] = {}
 
     def deploy(self) -> Deployment:
         model = self.candidate.model.eval()
@@ -213,8 +199,8 @@ class _Files:
         )
 
     def _add(self, kind: str, name: str, path: Path, model: nn.Module) -> None:
-        self.paths[kind], self.names[kind] = path, name
-        self.parameters[kind] = sum(p.numel() for p in model.parameters())
+        self.paths[kind] = path
+        self.models[kind] = name, sum(p.numel() for p in model.parameters())
 
     def _write_original(self, model: nn.Module) -> None:
         self.on_step("exporting the network as it is")
@@ -239,12 +225,11 @@ class _Files:
     def _quantize(self, folded: nn.Module) -> dict[str, Accuracy]:
         """The accuracies before and after, if there is data to quantise with."""
         path, before = self.request.output / "model.int8.onnx", self.paths[FOLDED]
-        data = self.candidate.data
+        data, normalize = self.candidate.data, self.candidate.normalize
         path.unlink(missing_ok=True)  # perhaps of another network
         if isinstance(data, Missing):
             self.missing[INT8] = data
             return {}
-        normalize = self.candidate.normalize
         if self.request.int8 is False:
             self.missing[INT8] = Missing("--no-int8")
         else:
@@ -253,52 +238,45 @@ class _Files:
             quantize(before, path, (images for images, _ in samples))
             self._add(INT8, "INT8", path, folded)
         self.on_step("validating")
-        kinds = [kind for kind in (FOLDED, INT8) if kind in self.paths]
-        batches = load_batches(data.validation, normalize, _MOST)
-        return measure_accuracy({kind: self.paths[kind] for kind in kinds}, batches)
+        paths = {kind: self.paths[kind] for kind in (FOLDED, INT8) if kind in self.paths}
+        return measure_accuracy(paths, load_batches(data.validation, normalize, _MOST))
 
     def _measure_files(self) -> dict[str, FileMetrics]:
-        times = {}
-        for threads in dict.fromkeys((1, cores())):
-            self.on_step(f"timing on {threads} thread{'s' * (threads > 1)}")
-            times[threads] = measure_latencies(
-                self.paths, self.batch.numpy(), threads=threads, seconds=self.request.seconds
-            )
-        return {
-            kind: self._measure_file(kind, {n: of[kind] for n, of in times.items()})
-            for kind in self.paths
-        }
+        batch, seconds, times = self.batch.numpy(), self.request.seconds, {}
+        for n in dict.fromkeys((1, cores())):
+            self.on_step(f"timing on {n} thread{'s' * (n > 1)}")
+            times[n] = measure_latencies(self.paths, batch, threads=n, seconds=seconds)
+        latencies = {kind: {n: of[kind] for n, of in times.items()} for kind in self.paths}
+        return {kind: self._measure_file(kind, own) for kind, own in latencies.items()}
 
     def _measure_file(self, kind: str, latency: Mapping[int, float]) -> FileMetrics:
-        path, name = self.paths[kind], self.names[kind]
+        path, (name, parameters) = self.paths[kind], self.models[kind]
         self.on_step(f"counting the memory of {name}")
         graph = read(path, self.request.batch_size)
         parts = (path, path.with_name(path.name + ".data"))
         disk = sum(part.stat().st_size for part in parts if part.exists())
-        metrics = FileMetrics(name, self.parameters[kind], graph.kinds, disk, latency)
+        own = (name, parameters, graph.kinds, disk, latency)
         if kind == INT8:
-            return metrics
+            return FileMetrics(*own)
+        operations, memory, unknown = None, (), {}
         try:
-            metrics = replace(metrics, multiply_adds=graph.multiply_adds)
+            operations = graph.multiply_adds
         except UnknownShapeError as error:
-            metrics = replace(metrics, unknown={"multiply_adds": error.node})
+            unknown["multiply_adds"] = error.node
         try:
             schedule = best_schedule(graph)
+            measured = measure_peak_memory(path, schedule, self.batch.numpy())
+            memory = (schedule.peak, measured, schedule.optimal)
         except UnknownShapeError as error:
-            return replace(metrics, unknown={**metrics.unknown, "peak_memory": error.node})
-        return replace(
-            metrics,
-            peak_memory=schedule.peak,
-            measured_peak_memory=measure_peak_memory(path, schedule, self.batch.numpy()),
-            best_order=schedule.optimal,
-        )
+            unknown["peak_memory"] = error.node
+        return FileMetrics(*own, operations, *memory, unknown=unknown)
 
 
 def write_report(given: Deployment, output: Path) -> str:
     """Writes the report into `output` in all its forms; returns it as text."""
     section = deployment_section(given)
     title = f"Deployed: {given.description}"
-    write_atomically(output / "report.json", json.dumps(given.as_mapping(), indent=2) + "\n")
+    write_atomically(output / "report.json", json.dumps(asdict(given), indent=2) + "\n")
     write_atomically(output / "report.md", f"# {escape_markdown(title)}\n\n{markdown([section])}")
     page = write_sections_page(output / "report.html", title, "", [section])
     return f"{section_text(section)}\n\nEverything is in {page.parent}."
@@ -307,12 +285,11 @@ def write_report(given: Deployment, output: Path) -> str:
 def deployment_section(given: Deployment) -> Section:
     """Every number side by side, with verdicts."""
     kinds = [kind for kind in (ORIGINAL, FOLDED, INT8, BASELINE) if kind in given.figures]
-    notes = [f"{_LEFT_OUT[kind]}: {str(m).rstrip('.')}." for kind, m in given.missing.items()]
+    notes = [f"{_LEFT_OUT[kind]}: {m.rstrip('.')}." for kind, m in given.missing.items()]
     if given.remaining:
         more = len(given.remaining) - 1
-        notes.append(
-            f"Not folded: {given.remaining[0]}.{f' And {more} more like it.' * (more > 0)}"
-        )
+        rest = f" And {more} more like it." if more else ""
+        notes.append(f"Not folded: {given.remaining[0]}.{rest}")
     if any(metrics.unknown for metrics in given.figures.values()):
         notes.append(
             "Unknown values could not be computed: at the named operation, shapes depend on more "
@@ -351,8 +328,8 @@ def _rows(given: Deployment, kinds: Sequence[str]) -> Iterator[list[str]]:
     if given.accuracy:
         found = [given.accuracy.get(kind) for kind in kinds]
         label = f"top-1, {given.accuracy[FOLDED].samples} samples"
-        yield [label, *("-" if a is None else f"{a.top1:.2%}" for a in found)]
-        yield ["  agrees with folded", *("-" if a is None else f"{a.agreement:.2%}" for a in found)]
+        yield [label, *(f"{a.top1:.2%}" if a else "-" for a in found)]
+        yield ["  agrees with folded", *(f"{a.agreement:.2%}" if a else "-" for a in found)]
     yield ["operators", *(str(sum(f.operators.values())) for f in files)]
     for operator in dict.fromkeys(k for f in given.figures.values() for k in f.operators):
         yield [f"  {operator}", *(str(f.operators.get(operator, "-")) for f in files)]
@@ -375,23 +352,23 @@ def _verdicts(given: Deployment) -> Iterator[Verdict]:
     yield _memory_verdict(given)
     if other is not None and folded.peak_memory is not None and other.peak_memory:
         saved = 1.0 - folded.peak_memory / other.peak_memory
-        yield Verdict(
-            f"It needs less activation memory than {other.name}.",
-            saved > 0.0,
+        evidence = (
             f"{_megabytes(folded.peak_memory)} against {_megabytes(other.peak_memory)}: "
             f"{abs(saved):.1%} {'less' if saved >= 0.0 else 'more'}."
-            if saved
-            else "as much.",
         )
-    holds, evidence = None, ""
-    if (after := given.accuracy.get(INT8)) is not None:
-        before = given.accuracy[FOLDED].top1
-        holds = after.top1 >= before - _KEEPS
-        evidence = (
-            f"{before:.2%} before, {after.top1:.2%} after; {after.agreement:.2%} of the "
-            "predictions are the same."
-        )
-    yield Verdict("INT8 loses no more than one point of top-1 accuracy.", holds, evidence)
+        claim = f"It needs less activation memory than {other.name}."
+        yield Verdict(claim, saved > 0.0, evidence if saved else "as much.")
+    claim = "INT8 loses no more than one point of top-1 accuracy."
+    if (after := given.accuracy.get(INT8)) is None:
+        yield Verdict(claim, None, "")
+        return
+    before = given.accuracy[FOLDED].top1
+    yield Verdict(
+        claim,
+        after.top1 >= before - _KEEPS,
+        f"{before:.2%} before, {after.top1:.2%} after; {after.agreement:.2%} of the predictions "
+        "are the same.",
+    )
 
 
 def _memory_verdict(given: Deployment) -> Verdict:
