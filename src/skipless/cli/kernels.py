@@ -233,10 +233,11 @@ def check(
     with requires("check", "torch"):
         from skipless.runs.check import ShapingOptions, build_family, check_widths, format_checks
     from skipless.report.figures import require_figure_path
+    from skipless.runs.kernels import default_activation
 
     require_figure_path(output)
     how = build_method(method, activation, targets)
-    shaping = ShapingOptions(how, activation, clamp, shortcut_weight)
+    shaping = ShapingOptions(how, activation or default_activation(how), clamp, shortcut_weight)
     with print_warnings():
         family = build_family(model, shaping, widths, parse_shape(shape))
         checks = check_widths(family, seeds, distribution, tolerance, _progress)

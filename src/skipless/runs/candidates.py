@@ -42,10 +42,7 @@ class Missing(str):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A network with its weights, the shape of its samples, and its data.
-
-    `configuration` is that of a network of ours; a user's own network has none.
-    """
+    """A network with its weights, the shape of its samples, and its data."""
 
     name: str
     description: str
@@ -53,7 +50,7 @@ class Candidate:
     shape: Shape
     data: Data | Missing
     normalize: Callable[[Tensor], Tensor] | None
-    configuration: Configuration | None
+    configuration: Configuration | None  # of a network of ours
 
     @property
     def preparation(self) -> str:
@@ -93,22 +90,16 @@ def load_candidate(
         average: Use the moving average of a run's weights.
     """
     kind = parse_model(model)
-    if average and kind != "run":
+    if kind == "run":
+        return _read_candidate(model, options, shape, average)
+    if average:
         raise ValueError(f"--average needs a run, but {model} is none. Drop the option.")
-    match kind:
-        case "network":
-            return _create_candidate(model, options, shape)
-        case "factory":
-            return _build_candidate(model, options, shape)
-        case "run":
-            return _read_candidate(model, options, shape, average)
+    build = _create_candidate if kind == "network" else _build_candidate
+    return build(model, options, shape)
 
 
 def baseline(candidate: Candidate, against: str | None) -> Candidate | Missing:
-    """The network to compare with, for the same samples and classes.
-
-    It is `against`, or that of the same depth and width with BatchNorm, ReLU and shortcuts.
-    """
+    """The network to compare with: `against`, or the same with BatchNorm, ReLU and shortcuts."""
     own_width = None
     if against is None:
         own, remedy = candidate.configuration, "name a network with --against"
@@ -242,8 +233,8 @@ def _build_candidate(path: str, options: Mapping[str, object], shape: Shape | No
     torch.manual_seed(configuration.seed)
     model, example = call_factory(path, import_factory(path), {}, shape)
     _require_one_output(path, model.eval(), example, data)
-    shape, normalize = tuple(example.shape[1:]), input_normalization(configuration)
-    return Candidate(path, path, model, shape, data, normalize, None)
+    normalize = input_normalization(configuration)
+    return Candidate(path, path, model, tuple(example.shape[1:]), data, normalize, None)
 
 
 def import_factory(path: str) -> Callable[..., object]:

@@ -24,7 +24,7 @@ from skipless.torch.init import Distribution, threads
 
 from .candidates import call_factory, import_factory
 from .configuration import parse_model
-from .kernels import build_chain, default_activation
+from .kernels import build_chain
 
 DEFAULT_WIDTHS = (30, 100, 300)
 _MOST_LAYERS = 9999  # of a chain that is measured
@@ -34,24 +34,17 @@ Progress = Callable[[Sequence[int], str], AbstractContextManager[Iterable[int]]]
 
 @dataclass(frozen=True)
 class ShapingOptions:
-    """How to shape a model before it is checked."""
+    """How to shape a model before it is checked, by the names of `convert`."""
 
     method: Method
-    activation: str | None = None
-    clamp: bool = False
-    shortcut_weight: float | None = None
-
-    @property
-    def phi(self) -> str:
-        return self.activation or default_activation(self.method)
+    activation: str
+    clamp: bool
+    shortcut_weight: float | None
 
 
 @dataclass(frozen=True)
 class NetworkFamily:
-    """Networks of one kind by width, or the only one, of width None.
-
-    Each comes with an example of its input and the solution that shaped it.
-    """
+    """Networks by width, or one of width None, each with an example and the solution it has."""
 
     build: Callable[[int | None], tuple[nn.Module, Tensor, Solution]]
     widths: tuple[int | None, ...]
@@ -81,7 +74,7 @@ def build_family(
     graph = build_chain(model, shaping.shortcut_weight, _MOST_LAYERS)
     if shape is not None:
         raise ValueError(f"--input does not apply to {model}, whose inputs are as wide as it is")
-    solution = solve(graph, shaping.method, shaping.phi, clamp=shaping.clamp)
+    solution = solve(graph, shaping.method, shaping.activation, clamp=shaping.clamp)
 
     def build(width: int | None) -> tuple[nn.Module, Tensor, Solution]:
         assert width is not None
@@ -102,14 +95,7 @@ def _factory_family(
     def build(width: int | None) -> tuple[nn.Module, Tensor, Solution]:
         arguments = {} if width is None else {"width": width}
         model, example = call_factory(path, factory, arguments, shape)
-        converted = convert(
-            model,
-            example,
-            shaping.method,
-            shortcut_weight=shaping.shortcut_weight,
-            activation=shaping.phi,
-            clamp=shaping.clamp,
-        )
+        converted = convert(model, example, **vars(shaping))
         return converted, example, converted.skipless_report.solution
 
     return NetworkFamily(build, tuple(widths) or (None,))
@@ -155,13 +141,13 @@ def panel(
     bars: Literal["error", "spread"],
 ) -> KernelPanel:
     """Checks at several widths as a panel of a figure; the prediction is that of the last."""
-    curves, predicted = [], np.array([])
+    curves, rows = [], []
     for label, found in checks.items():
         rows = layers(found)
         measured = [getattr(row.measured, quantity) for row in rows]
-        spans = np.array([getattr(value, bars) for value in measured])
-        curves.append(KernelCurve(label, np.array([value.mean for value in measured]), spans))
-        predicted = np.array([getattr(row.predicted, quantity) for row in rows])
+        means, spans = ([getattr(value, own) for value in measured] for own in ("mean", bars))
+        curves.append(KernelCurve(label, np.array(means), np.array(spans)))
+    predicted = np.array([getattr(row.predicted, quantity) for row in rows])
     return KernelPanel(title, f"{quantity} value", predicted, tuple(curves))
 
 
@@ -172,22 +158,19 @@ def format_checks(
     named = {"measured" if w is None else f"width {w}": found for w, found in checks.items()}
     panels = [panel(f"{name} by layer", named, name, bars="error") for name in ("c", "q")]
     draw_kernels(panels, f"{model}, measured and predicted", figure)
-    if as_json:
-        widths = [
-            {
-                "width": width,
-                "agrees": found.agrees,
-                "tolerance": found.tolerance,
-                "seeds": found.seeds,
-                "pairs": found.pairs,
-                "nodes": [_node_as_json(row) for row in found.comparisons],
-            }
-            for width, found in checks.items()
-        ]
-        head = {"model": model, "agrees": widths[-1]["agrees"], "figure": str(figure)}
-        return json.dumps({**head, "widths": widths}, indent=2)
-    tables = [f"{label}: {found}" for label, found in named.items()]
-    return "\n\n".join([*tables, str(figure)])
+    if not as_json:
+        return "\n\n".join([*(f"{label}: {found}" for label, found in named.items()), str(figure)])
+    totals = ("agrees", "tolerance", "seeds", "pairs")
+    widths = [
+        {
+            "width": width,
+            **{name: getattr(found, name) for name in totals},
+            "nodes": [_node_as_json(row) for row in found.comparisons],
+        }
+        for width, found in checks.items()
+    ]
+    head = {"model": model, "agrees": widths[-1]["agrees"], "figure": str(figure)}
+    return json.dumps({**head, "widths": widths}, indent=2)
 
 
 def _node_as_json(row: Comparison) -> dict[str, object]:

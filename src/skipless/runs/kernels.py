@@ -54,13 +54,14 @@ def c_map_curve(
 
 
 def network_curve(configuration: Configuration) -> CMapCurve | None:
-    """The C maps of the network that is trained, if it is shaped.
-
-    They depend only on how its layers are connected, so a narrow network without data will do.
-    """
+    """The C maps of the network that is trained, if it is shaped."""
     from .training import create_network
 
-    shaping = create_network(_narrow(configuration), (1, 1, 1), 1).shaping
+    # They depend only on how its layers are connected, so a narrow network without data will do.
+    width = 1.0 if configuration.model.startswith("mlp") else 1 / 64
+    if configuration.model.startswith("wide_resnet"):  # it decides whether there is a projection
+        width = min(2.0 if configuration.width is None else configuration.width, 2.0)
+    shaping = create_network(replace(configuration, width=width), (1, 1, 1), 1).shaping
     if shaping is None:
         return None
     return _curve(shaping.graph, shaping.method, shaping.solution)
@@ -69,14 +70,9 @@ def network_curve(configuration: Configuration) -> CMapCurve | None:
 def _curve(graph: Graph, method: Method, solution: Solution) -> CMapCurve:
     """The local C map, the global C map, and the c value behind every activation."""
     c = np.linspace(-1.0, 1.0, 401)
-    along = propagate(
-        graph, q_map=lambda q: q, c_map=lambda c, _: float(solution.c_map(np.asarray(c)))
-    )
-    layers = [
-        point.c
-        for node, point in zip(graph.nodes, along, strict=True)
-        if isinstance(node, Nonlinearity)
-    ]
+    local_map = lambda c, _: float(solution.c_map(np.asarray(c)))
+    points = zip(graph.nodes, propagate(graph, lambda q: q, local_map), strict=True)
+    layers = [point.c for node, point in points if isinstance(node, Nonlinearity)]
     return CMapCurve(
         label=label(method, solution),
         c=c,
@@ -84,13 +80,6 @@ def _curve(graph: Graph, method: Method, solution: Solution) -> CMapCurve:
         global_map=fold(graph, solution.c_map, c),
         layers=np.array([0.0, *layers]),
     )
-
-
-def _narrow(given: Configuration) -> Configuration:
-    """The same network with so few weights that initialising them takes no time."""
-    if given.model.startswith("wide_resnet"):  # the width decides whether there is a projection
-        return replace(given, width=min(2.0 if given.width is None else given.width, 2.0))
-    return replace(given, width=1.0 if given.model.startswith("mlp") else 1 / 64)
 
 
 def report_runs(records: Sequence[Record]) -> Section:

@@ -34,14 +34,11 @@ class TrainingCurve:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that finished, or that `diverged`: then it has no final numbers.
-
-    `train_loss` and `train_accuracy` are means over the logged steps of the last epoch.
-    """
+    """A run that finished, or that `diverged`: then it has no final numbers."""
 
     diverged: bool
     top1: float | None
-    train_loss: float | None
+    train_loss: float | None  # as the accuracy, a mean over the last epoch's logged steps
     train_accuracy: float | None
     seconds: float | None
     parameters: int
@@ -58,9 +55,10 @@ class Outcome:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Outcome:
         """The outcome that `as_mapping` wrote."""
+        validation, training = values["validation"], values["training"]
         curves = {
-            "validation": ValidationCurve(**values["validation"]),
-            "training": TrainingCurve(**values["training"]),
+            "validation": ValidationCurve(**validation),
+            "training": TrainingCurve(**training),
         }
         return cls(**{**values, **curves})
 
@@ -96,11 +94,8 @@ def summarize_run(record: Record, finished: bool) -> Outcome:
 
 def _columns(record: Record, kind: str, names: Sequence[str]) -> list[list[float]]:
     """Columns of the rows of a kind that have all of the numbers."""
-    rows = [
-        row
-        for row in record.metrics
-        if row["kind"] == kind and all(row.get(name) is not None for name in names)
-    ]
+    rows = [row for row in record.metrics if row["kind"] == kind]
+    rows = [row for row in rows if all(row.get(name) is not None for name in names)]
     return [[number(row, name) for row in rows] for name in names]
 
 
