@@ -150,10 +150,7 @@ class OptimizerOptions:
 
 @dataclass(frozen=True)
 class Configuration(Settings, OptimizerOptions, DataOptions, NetworkOptions):
-    """A network, the data, and how to train the one on the other.
-
-    Its parts are its base classes, so every option is declared once and has a flat name.
-    """
+    """A network, the data, and how to train the one on the other; its parts are its bases."""
 
     dropout: float = option(0.0, "Dropout rate before the logits.")
     distribution: Literal["orthogonal", "gaussian"] = option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -47,10 +47,7 @@ _COSINES = (-1.0, 0.0, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class Run:
-    """All parts of a run; `settings` are its configuration, with the defaults that depend on it.
-
-    `teacher_origin` identifies the teacher in `run.json`: its run, step and checksum.
-    """
+    """All parts of a run; `settings` are its configuration, with the defaults that depend on it."""
 
     model: ResNet | MLP
     optimizer: Optimizer
@@ -58,7 +55,7 @@ class Run:
     settings: Configuration
     normalize: Callable[[Tensor], Tensor] | None
     teacher: Teacher | None = None
-    teacher_origin: dict[str, Json] | None = None
+    teacher_origin: dict[str, Json] | None = None  # its run, step and checksum
 
     @property
     def parameters(self) -> int:
@@ -68,15 +65,10 @@ class Run:
 def train(
     configuration: Configuration, output: Path, *, resume: bool = False, progress: bool = True
 ) -> tuple[RunStatus, Record | None]:
-    """Trains; returns how far the run came, and its record.
+    """Trains in the folder `output`; returns how far the run came, and its record.
 
-    Args:
-        configuration: What to train, and how.
-        output: Folder of the run.
-        resume: Continue the run in `output` from its newest checkpoint.
-        progress: Show a progress bar.
-
-    Under `torchrun`, only the first process returns a record.
+    With `resume`, continue the run there from its newest checkpoint. Under `torchrun`, only the
+    first process returns a record.
     """
     with process_group(configuration.device, configuration.threads) as process:
         _require_free_folder(output, process, resume)
@@ -95,8 +87,7 @@ def dry_run(configuration: Configuration) -> tuple[Run, TrainingMemory]:
     """The run without its training, and the memory per process, estimated from one small step."""
     with process_group("cpu", configuration.threads):
         run = build_run(configuration, Process())
-        images, _ = run.data.train.load(range(4), None)
-        images = images if run.normalize is None else run.normalize(images)
+        images, _ = next(Batches(run.data.train, 4, normalize=run.normalize).in_order())
         teacher = None if run.teacher is None else run.teacher.network
         return run, estimate_memory(run.model, run.optimizer, images, run.settings, teacher)
 
@@ -193,13 +184,11 @@ def restore_network(
 
 def input_normalization(options: DataOptions) -> Callable[[Tensor], Tensor] | None:
     """What scales inputs to q = 1, if anything does."""
-    match options.normalize:
-        case "sample":
-            return normalize_per_sample
-        case "location":
-            return partial(normalize_per_location, channel_axis=1)
-        case "dataset":
-            return None
+    return {
+        "sample": normalize_per_sample,
+        "location": partial(normalize_per_location, channel_axis=1),
+        "dataset": None,
+    }[options.normalize]
 
 
 def _kfac_settings(configuration: Configuration) -> KFACSettings:
@@ -235,9 +224,8 @@ def _channels_last(configuration: Configuration, model: nn.Module, process: Proc
 
 
 def _require_free_folder(output: Path, process: Process, resume: bool) -> None:
-    taken = process.is_main and (output / RUN).exists() and not resume
-    blocked = process.is_main and output.exists() and not output.is_dir()
-    taken, blocked = process.any_rank([taken, blocked])
+    problems = ((output / RUN).exists() and not resume, output.exists() and not output.is_dir())
+    taken, blocked = process.any_rank([process.is_main and found for found in problems])
     if taken:
         raise FileExistsError(
             f"{output} already holds a run. Resume it with --resume --output {output}, or choose "
@@ -249,9 +237,7 @@ def _require_free_folder(output: Path, process: Process, resume: bool) -> None:
 
 def _write_run_json(configuration: Configuration, run: Run, process: Process, output: Path) -> None:
     """Write `run.json`, which also keeps the earlier starts of a run that resumes."""
-    solution: Json = None
-    if (shaping := run.model.shaping) is not None:
-        solution = {"activation": shaping.solution.activation, **shaping.solution.parameters}
+    solution = None if (shaping := run.model.shaping) is None else shaping.solution
     before: list[Json] = []
     if (output / RUN).exists():
         earlier = Record.read(output).run
@@ -263,7 +249,7 @@ def _write_run_json(configuration: Configuration, run: Run, process: Process, ou
         "shape": list(run.data.shape),
         "classes": run.data.num_classes,
         "teacher": run.teacher_origin,
-        "solution": solution,
+        "solution": solution and {"activation": solution.activation, **solution.parameters},
         "processes": process.world,
         "seed": configuration.seed,
         **provenance(),
@@ -286,13 +272,10 @@ def read_configuration(record: Record) -> Configuration:
     >>> read_configuration(Record(Path(), {"configuration": {"model": "mlp:7"}}, ())).model
     'mlp:7'
     """
-    path = record.folder / RUN
+    path, remedy = record.folder / RUN, "Restore it, or name another run of skipless train."
     stored = record.run.get("configuration")
     if not isinstance(stored, dict) or "model" not in stored:
-        raise ValueError(
-            f"{path} has no configuration with a model. Restore it, or name another run of "
-            "skipless train."
-        )
+        raise ValueError(f"{path} has no configuration with a model. {remedy}")
     known = {name: value for name, value in stored.items() if name in options()}
     if unknown := [name for name in stored if name not in known]:
         warnings.warn(
@@ -303,9 +286,7 @@ def read_configuration(record: Record) -> Configuration:
         configuration = Configuration.of(known)
         parse_name(configuration.model)
     except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged: {error} Restore it, or name another run of skipless train."
-        ) from None
+        raise ValueError(f"{path} is damaged: {error} {remedy}") from None
     return configuration
 
 
@@ -349,12 +330,11 @@ def _require_same_inputs(
     """Raise unless teacher and student see the same images and know the same classes."""
     shape = record.run.get("shape", list(data.shape))  # missing in older runs
     classes = record.run.get("classes", data.num_classes)
-    pairs = (
+    for what, theirs, ours in (
         ("number of classes", classes, data.num_classes),
         ("image shape", shape, list(data.shape)),
         ("--normalize", teacher.normalize, student.normalize),
-    )
-    for what, theirs, ours in pairs:
+    ):
         if theirs != ours:
             raise ValueError(
                 f"Teacher and student must have the same {what}: {theirs} for the teacher in "
@@ -412,14 +392,10 @@ def _format_kernel(run: Run) -> str:
 
 
 def _format_memory(memory: TrainingMemory) -> str:
-    parts = {
-        "weights": memory.weights,
-        "gradients": memory.gradients,
-        "optimiser": memory.optimizer,
-        "activations": memory.activations,
-        "their gradients": memory.backward,
-        **({"teacher": memory.teacher} if memory.teacher else {}),
-        "total": memory.total,
-    }
-    rows = [[name, f"{size / 2**20:,.1f} MiB"] for name, size in parts.items()]
+    words = {"optimizer": "optimiser", "backward": "their gradients"}
+    sizes = {words.get(name, name): size for name, size in asdict(memory).items()}
+    if not memory.teacher:
+        del sizes["teacher"]
+    sizes["total"] = memory.total
+    rows = [[name, f"{size / 2**20:,.1f} MiB"] for name, size in sizes.items()]
     return table(["estimated memory, without PyTorch itself", ""], rows)
