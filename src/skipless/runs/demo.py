@@ -29,6 +29,7 @@ from skipless.train.data import load_data
 
 from .configuration import Configuration
 from .kernels import network_curve
+from .outcome import Outcome
 from .search import Place, run_all
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -92,16 +93,17 @@ def main(
     for old in place.folder.glob(f"runs/*/{RUN}"):  # only runs of an earlier demo
         shutil.rmtree(old.parent)
     (place.folder / "studies.db").unlink(missing_ok=True)
-    grid = {(n, rate): replace(n.configuration, lr=rate) for n in networks for rate in rates}
+    name = "{0.label}, rate {1:g}".format
+    runs = {name(n, rate): replace(n.configuration, lr=rate) for n in networks for rate in rates}
     print(  # noqa: T201
         f"Training {len(networks)} networks of about 50 layers on handwritten digits, each with "
-        f"{len(rates)} learning rates: {len(grid)} runs."
+        f"{len(rates)} learning rates: {len(runs)} runs."
     )
     started = time.perf_counter()
-    run_all("demo", {f"{n.label}, rate {r:g}": given for (n, r), given in grid.items()}, place)
+    found = run_all("demo", runs, place)
     seconds = time.perf_counter() - started
-    records = {n: {r: Record.read(place.run(grid[n, r])) for r in rates} for n in networks}
-    comparison = _comparison(records, seconds)
+    outcomes = {n: {rate: found[name(n, rate)] for rate in rates} for n in networks}
+    comparison = _comparison(outcomes, place, seconds)
     print("", results_table(comparison), "", conclusion(comparison), sep="\n")  # noqa: T201
     page = write_page(folder / "demo.html", comparison)
     print(f"\nTo see why, open {page.resolve()} in a browser.")  # noqa: T201
@@ -109,53 +111,48 @@ def main(
 
 
 def _comparison(
-    records: Mapping[DemoNetwork, Mapping[float, Record]], seconds: float
+    outcomes: Mapping[DemoNetwork, Mapping[float, Outcome]], place: Place, seconds: float
 ) -> NetworkComparison:
-    network, runs = next(iter(records.items()))
-    rates, some = list(runs), next(iter(runs.values()))
-    given, versions, machine = network.configuration, some.run["versions"], some.run["machine"]
-    assert isinstance(versions, dict)
-    assert isinstance(machine, dict)
+    network, runs = next(iter(outcomes.items()))
+    given, some = network.configuration, next(iter(runs.values()))
     return NetworkComparison(
         "A 50-layer network without shortcuts",
         INTRODUCTION,
-        [_contestant(own, by_rate) for own, by_rate in records.items()],
+        [_contestant(own, by_rate, place) for own, by_rate in outcomes.items()],
         len(load_data(given.data).validation),
         {
             "Data": "1,797 handwritten digits of 8x8 pixels, from scikit-learn",
             "Training": f"{given.epochs} epochs, batches of {given.batch_size}, SGD with momentum "
             f"0.9, {given.schedule} schedule; seed {given.seed}",
-            "Learning rates": ", ".join(f"{rate:g}" for rate in rates) + ", for every network",
-            "Time": f"{seconds:.0f} s for all runs, on {machine['cores']} cores",
-            "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-            "Date": str(some.run["started"]),
+            "Learning rates": ", ".join(f"{rate:g}" for rate in runs) + ", for every network",
+            "Time": f"{seconds:.0f} s for all runs, on {some.machine['cores']} cores",
+            "Versions": ", ".join(f"{name} {version}" for name, version in some.versions.items()),
+            "Date": some.started,
             "Reproduce": "make demo",
         },
     )
 
 
-def _contestant(network: DemoNetwork, runs: Mapping[float, Record]) -> Contestant:
-    given = network.configuration
-    grid = {rate: _final_accuracy(record, given.epochs) for rate, record in runs.items()}
-    best = max(runs, key=lambda rate: -1.0 if math.isnan(grid[rate]) else grid[rate])
-    record = runs[best]
+def _contestant(
+    network: DemoNetwork, outcomes: Mapping[float, Outcome], place: Place
+) -> Contestant:
+    given, grid = network.configuration, dict.fromkeys(outcomes, math.nan)
+    records = {rate: Record.read(place.run(replace(given, lr=rate))) for rate in outcomes}
+    for rate, outcome in outcomes.items():
+        if not outcome.diverged:
+            grid[rate] = records[rate].series("validation", "top1")[1][-1]
+    best = max(grid, key=lambda rate: -1.0 if outcomes[rate].diverged else grid[rate])
     return Contestant(
         network.label,
         network.description,
         given.shortcut_weight is None,
         given.shortcut_weight is None,
-        int(str(record.run["parameters"])),
+        outcomes[best].parameters,
         network_curve(given),
-        record,
+        records[best],
         grid,
-        next(reversed(record.series("train", "seconds")[1]), math.nan),
+        outcomes[best].seconds or math.nan,
     )
-
-
-def _final_accuracy(record: Record, all_epochs: int) -> float:
-    """The last validation accuracy, or NaN for a run that did not finish."""
-    epochs, accuracies = (record.series("validation", name)[1] for name in ("epoch", "top1"))
-    return accuracies[-1] if epochs and epochs[-1] == all_epochs else math.nan
 
 
 if __name__ == "__main__":

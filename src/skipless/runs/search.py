@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -48,8 +48,7 @@ OUTCOME = "outcome.json"
 _PAUSE = 1.0  # seconds between looks at the other workers
 _EXPECTED = (ValueError, OSError, ImportError)  # errors whose message is enough for a user
 
-# What the first process sends to the others: the name of a run to take part in; None, to keep
-# waiting; at the end, all outcomes.
+# From the first process: a run to take part in; None, to keep waiting; at the end, all outcomes.
 Message = str | dict[str, Outcome] | None
 
 
@@ -71,35 +70,24 @@ def _broadcast(message: Message) -> Message:
     return messages[0]
 
 
-def _run_as_worker(train_run: Callable[[str], bool]) -> dict[str, Outcome]:
-    """Takes part in the runs that the first process names; returns all outcomes."""
-    while not isinstance(message := _broadcast(None), dict):
-        if message is not None:
-            train_run(message)
-    return message
-
-
 def run_key(configuration: Configuration) -> str:
     """A short name that two configurations share only if they have the same outcome.
 
     Defaults are left out, so that it survives options that are added later.
     """
-    given = {
-        name: own.value(configuration)
-        for name, own in options().items()
-        if not own.resumable and name not in ("threads", "log_every")
-    }
-    return _digest({n: value for n, value in given.items() if value != options()[n].default})
+    numeric = {n: own for n, own in options().items() if n not in ("threads", "log_every")}
+    given = {n: own.value(configuration) for n, own in numeric.items() if not own.resumable}
+    return _digest({n: value for n, value in given.items() if value != numeric[n].default})
 
 
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def train_to_end(configuration: Configuration, folder: Path, *, resume: bool = False) -> bool:
+def train_to_end(configuration: Configuration, folder: Path) -> bool:
     """Trains in `folder`; returns False if the run diverged. Raises InterruptedError if stopped."""
     try:
-        ending, _ = train(configuration, folder, resume=resume, progress=False)
+        ending, _ = train(configuration, folder, resume=True, progress=False)
     except DivergedError:
         return False
     if not ending.finished:
@@ -108,11 +96,10 @@ def train_to_end(configuration: Configuration, folder: Path, *, resume: bool = F
 
 
 def run_once(folder: Path, train_run: Callable[[], bool], *, keep_weights: bool = False) -> Outcome:
-    """The outcome of the run in `folder`, which is trained only if it has none yet.
+    """The outcome of the run in `folder`, which `train_run` trains only if it has none yet.
 
-    `train_run` trains there, from a checkpoint if there is one. Other processes that need the same
-    run wait for it. Checkpoints and TensorBoard's files are deleted when it is done, unless its
-    weights are needed.
+    Other processes that need the same run wait for it. In the end, checkpoints and TensorBoard's
+    files are deleted, unless weights are needed.
     """
     path = folder / OUTCOME
     with _lock(folder):
@@ -203,12 +190,12 @@ class _Search:
         folder = self.place.run(configuration)
         if (teacher := self.teachers.get(configuration.teacher or "")) is not None:
             configuration = replace(configuration, teacher=str(self._train_teacher(teacher)))
-        return train_to_end(configuration, folder, resume=True)
+        return train_to_end(configuration, folder)
 
     def _train_teacher(self, configuration: Configuration) -> Path:
         """The folder of a teacher, which the first run that needs it trains."""
         folder = self.place.teacher(configuration)
-        train_run = lambda: train_to_end(configuration, folder, resume=True)
+        train_run = lambda: train_to_end(configuration, folder)
         if is_main():
             run_once(folder, train_run, keep_weights=True)
         elif not (folder / OUTCOME).exists():  # then the first process is about to train it
@@ -231,8 +218,8 @@ def run_all(
         runs: Configurations by name.
         place: Where results go.
         seconds_until_dead: A worker without a sign of life for so long loses its run to another.
-        teachers: Configurations of teachers, which a run names as its `teacher`. Each is trained
-            once on each machine, before its students.
+        teachers: Teachers by the name that runs have as `teacher`. Each machine trains each once,
+            before its students.
 
     An error in one run stops the search on this machine, and is raised. Under `torchrun`, all
     processes train each run together.
@@ -240,7 +227,10 @@ def run_all(
     search = _Search(study, runs, place, seconds_until_dead, teachers or {})
     with process_group() if _is_distributed() else nullcontext():
         if not is_main():
-            return _run_as_worker(search.train)
+            while not isinstance(message := _broadcast(None), dict):
+                if message is not None:
+                    search.train(message)
+            return message
         outcomes = _run_search(search)
         _broadcast(outcomes)
         return outcomes
@@ -316,28 +306,22 @@ def _processes(search: _Search, workers: int) -> Iterator[Mapping[SpawnProcess, 
         with _signal_handler(signal.SIGINT, signal.SIG_IGN):
             for number in range(workers):
                 receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(
-                    target=_run_worker, args=(search, number, workers, sender)
-                )
+                own = (search, number, workers, sender)
+                process = context.Process(target=_run_worker, args=own)
                 process.start()
                 sender.close()  # so that we notice when the process ends
                 started[process] = receiver
         yield started
     finally:
-        _stop(list(started))
-
-
-def _stop(processes: Sequence[SpawnProcess]) -> None:
-    """Ask processes to save and stop, and wait for them; a second Ctrl-C kills them."""
-    for process in processes:
-        process.terminate()
-    try:
-        for process in processes:
-            process.join()
-    except KeyboardInterrupt:
-        for process in processes:
-            process.kill()
-        raise
+        try:
+            for process in started:
+                process.terminate()  # they save, and stop
+            for process in started:
+                process.join()
+        except KeyboardInterrupt:  # a second Ctrl-C
+            for process in started:
+                process.kill()
+            raise
 
 
 def _run_worker(search: _Search, number: int, workers: int, sender: Connection) -> None:
