@@ -29,7 +29,8 @@ Labelled = tuple[Bytes, NDArray[np.int64]]
 
 CACHE = Path("~/.cache/skipless")
 DIGITS_FILE = "datasets/data/digits.csv.gz"
-DIGITS_ORDER = Path(__file__).with_name("digits_order.txt")  # training, then validation
+# Training, then validation images: stratified by `train_test_split` with `random_state=0`.
+DIGITS_ORDER = Path(__file__).with_name("digits_order.txt")
 DIGITS_TRAIN = 1_437
 FASHION_MNIST_TRAIN, FASHION_MNIST_TEST = 60_000, 10_000  # images
 CIFAR10_BATCH = 10_000  # images in each of the six files
@@ -71,10 +72,7 @@ Splits = tuple[ArraySplit, ArraySplit]  # for training and validation
 
 
 def digits(augment: bool | None, size: int | None) -> Splits:
-    """1,437 training and 360 validation images of 8 x 8 handwritten digits, from scikit-learn.
-
-    The split is fixed and stratified: scikit-learn's `train_test_split` with `random_state=0`.
-    """
+    """1,437 training and 360 validation images of 8 x 8 handwritten digits, from scikit-learn."""
     images, labels = _read_digits()
     order = np.array(DIGITS_ORDER.read_text(encoding="ascii").split(), dtype=np.int64)
     train, validation = ((images[i], labels[i]) for i in np.split(order, [DIGITS_TRAIN]))
@@ -219,10 +217,7 @@ class DataFiles:
         return [found / (name + (self.suffix_in(found) or "")) for name in self.files]
 
     def search_path(self, folder: Path | None) -> list[Path]:
-        """Folders to search, in order: only `folder` if it is given.
-
-        Otherwise $SKIPLESS_DATA/NAME, ~/.cache/skipless/NAME, and where the system keeps it.
-        """
+        """`folder`, or else $SKIPLESS_DATA/NAME, ~/.cache/skipless/NAME, and the system's."""
         own = (default_folder(self.name), CACHE.expanduser() / self.name)
         tops = [folder.expanduser()] if folder else [*dict.fromkeys(own), *self.system_folders]
         return [top / sub for top in tops for sub in ("", *self.subfolders)]

@@ -78,10 +78,7 @@ class Batches:
         return self._load(self._training_requests(number, first_step))
 
     def in_order(self) -> Iterator[Batch]:
-        """This process's share of all samples, in order and not augmented.
-
-        Shares differ by one sample at most, and together they have every sample once.
-        """
+        """This process's share of all samples, in order; shares differ by one sample at most."""
         n, size = len(self.split), self._part_size
         first, end = self.rank * n // self.world, (self.rank + 1) * n // self.world
         starts = range(first, end, size)
@@ -153,9 +150,8 @@ def order_by_classes(
 ) -> Tensor:
     """Samples in an order in which each batch has `classes` classes, equally many of each.
 
-    That is what a device sees that is near one thing at a time: a camera, or one user's phone.
-    Which samples of a class go together, which classes meet, and which batch comes first are
-    random. No sample comes twice; those that fill no batch are left out, others in each epoch.
+    So does a camera see its data, or one user's phone. Which samples of a class go together, which
+    classes meet and the order of batches are random. Samples that fill no batch are left out.
 
     >>> labels = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2])
     >>> order = order_by_classes(labels, 4, 2, torch.Generator().manual_seed(0))

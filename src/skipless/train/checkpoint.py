@@ -222,9 +222,8 @@ def _load(path: Path) -> Checkpoint:
     state = torch.load(io.BytesIO(files[STATE]), map_location="cpu", weights_only=True)
     if state["step"] != _step(path):
         raise ValueError(f"it is that of step {state['step']}")
-    weights, average = safetensors.torch.load(files[MODEL]), None
-    if AVERAGE in files:
-        average = safetensors.torch.load(files[AVERAGE])
+    weights = safetensors.torch.load(files[MODEL])
+    average = safetensors.torch.load(files[AVERAGE]) if AVERAGE in files else None
     return Checkpoint(state["step"], weights, state, average)
 
 

@@ -208,13 +208,12 @@ class SyntheticSplit:
         """Images and labels; `draws` change nothing."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         labels = chosen % self.num_classes
-        noise = _scatter(chosen + self.first + self.num_classes).tolist()
-        patterns = _scatter(labels).tolist()
-        size = math.prod(self.shape)
-        images = torch.empty(len(chosen), size)
-        for image, i, j in zip(images, noise, patterns, strict=True):
-            torch.add(self.noise[i : i + size], self.patterns[j : j + size], out=image)
-        return images.view(-1, *self.shape), labels
+        starts = _scatter(chosen + self.first + self.num_classes), _scatter(labels)
+        noise, patterns = (
+            row.unfold(0, math.prod(self.shape), 1)[start]
+            for row, start in zip((self.noise, self.patterns), starts, strict=True)
+        )
+        return noise.add_(patterns).view(-1, *self.shape), labels
 
 
 def _scatter(numbers: Tensor) -> Tensor:
@@ -224,9 +223,7 @@ def _scatter(numbers: Tensor) -> Tensor:
 
 
 def synthetic(description: str) -> tuple[SyntheticSplit, SyntheticSplit]:
-    """Training and validation split for SHAPE[:CLASSES[:SAMPLES]], such as 3x32x32:10:10000.
-
-    The validation split is a tenth of the size of the training split.
+    """Training split for SHAPE[:CLASSES[:SAMPLES]], and a validation split a tenth of its size.
 
     >>> train, validation = synthetic("3x8x8:4:100")
     >>> len(train), len(validation), train.load([0, 5], None)[1].tolist()

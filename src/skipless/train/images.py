@@ -46,8 +46,8 @@ class ImageSplit:
 
     source: ImageFiles | TableRows
     labels: NDArray[np.int64]
-    size: int
-    augment: bool
+    size: int = DEFAULT_SIZE
+    augment: bool = False
     slow = True
     mean = torch.from_numpy(_MEAN).flatten()  # subtracted from each channel, in bytes
     std = torch.from_numpy(_STD).flatten()  # divides each channel
@@ -188,10 +188,7 @@ class TableRows:
 
 
 def parquet(path: Path, size: int, augment: bool | None) -> tuple[ImageSplit, ImageSplit]:
-    """Training and validation split of train-*.parquet and validation-*.parquet, like ImageNet's.
-
-    The files are in the folder or in its subfolder `data`.
-    """
+    """Training and validation split of train-*.parquet and validation-*.parquet, or under data/."""
     load_dataset = _require_datasets().load_dataset
     files = {}
     for part, names in (("train", ("train",)), ("validation", _HELD_OUT)):
@@ -209,10 +206,7 @@ def parquet(path: Path, size: int, augment: bool | None) -> tuple[ImageSplit, Im
 
 
 def hugging_face(name: str, size: int, augment: bool | None) -> tuple[ImageSplit, ImageSplit]:
-    """Training and validation split of a data set on the Hugging Face hub, or in a folder.
-
-    A folder has files, or is written by `save_to_disk`.
-    """
+    """Training and validation split of a data set on the hub, in a folder, or saved to disk."""
     library = _require_datasets()
     saved = Path(name, "dataset_dict.json").is_file()
     load = library.load_from_disk if saved else library.load_dataset

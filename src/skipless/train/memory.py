@@ -48,8 +48,7 @@ def estimate_memory(
     loss = _loss(logits := _logits(model, images, settings))
     own = [*model.parameters(), *model.buffers()]
     known = {tensor.untyped_storage().data_ptr() for tensor in own}
-    # Two batch sizes separate what grows with the batch from what does not, such as copies of
-    # weights in bfloat16.
+    # Two batch sizes separate what grows from what does not, such as weights cast to bfloat16.
     half, whole = _saved_sizes(half_loss, known), _saved_sizes(loss, known)
     growing = [size for less, size in zip(half, whole, strict=True) if size > less]
     each = (sum(whole) - sum(half)) / (len(images) - len(fewer))

@@ -19,8 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
-
 
 @dataclass(frozen=True)
 class Process:
@@ -95,11 +93,11 @@ def process_group(device: str = "auto", threads: int | None = None) -> Iterator[
 
 
 def _device(name: str) -> torch.device:
-    if name not in DEVICES:
-        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {name!r}")
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.mps.is_available(), "cpu": True}
     if name == "auto":
-        name = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
+        name = next(kind for kind, found in available.items() if found)
+    if name not in available:
+        raise ValueError(f"device must be one of auto, {', '.join(available)}, got {name!r}")
     if not available[name]:
         raise ValueError(f"PyTorch finds no {name} device on this machine. Use cpu.")
     if name != "cuda":
@@ -151,11 +149,10 @@ def no_sync(network: nn.Module) -> AbstractContextManager[None]:
 
 
 class Interruption:
-    """While entered, SIGTERM and SIGINT only set `requested`; a second signal acts as usual.
+    """While entered in the main thread, SIGTERM and SIGINT only set `requested`.
 
-    With `ignore_repeats`, further signals do nothing either: `torchrun` forwards what the terminal
-    has sent its processes already. Outside the main thread, which alone handles signals, this
-    changes nothing.
+    A second signal acts as usual, unless `ignore_repeats`: `torchrun` forwards what the terminal
+    has sent its processes already.
     """
 
     def __init__(self, *, ignore_repeats: bool = False) -> None:

@@ -17,10 +17,8 @@ DEFAULT_MARKS = (4 / 9, 7 / 9)  # of the paper (appendix D)
 
 
 def option(default: Any, help_: str, *, resumable: bool = False) -> Any:
-    """A dataclass field with the help text of its command-line option.
-
-    A `resumable` one may change when a run resumes, because it does not affect the numbers.
-    """
+    """A dataclass field with the help text of its command-line option."""
+    # A resumable one may change when a run resumes, because no number depends on it.
     return field(default=default, metadata={"help": help_, "resumable": resumable})
 
 
@@ -149,8 +147,6 @@ class Schedule:
             # Rounded, or 0.55 of 100 steps, 55.00000000000001, would be reached a step late.
             return warm * self.decay ** sum(step >= round(m * self.total) for m in self.marks)
         if self.name == "cosine":
-            rest = self.total - self.warmup
-            return (
-                warm * (1.0 + math.cos(math.pi * max(0, step - self.warmup) / max(1, rest))) / 2.0
-            )
+            rest = max(1, self.total - self.warmup)
+            return warm * (1.0 + math.cos(math.pi * max(0, step - self.warmup) / rest)) / 2.0
         return warm
