@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from skipless.models import create_model
 from skipless.models.create import parse_name
 from skipless.onnx.writer import require_batch
-from skipless.record import RUN, Record
+from skipless.record import Record
 from skipless.torch.normalize import normalize_per_sample
 from skipless.train.arrays import ArraySplit
 from skipless.train.checkpoint import AVERAGE, MODEL, find_checkpoint, load_weights
@@ -177,11 +177,7 @@ def _read_candidate(
                 "without data, such as --input 3,32,32."
             ) from error
     shape = _image_shape(shape)
-    fault = (
-        f"The weights of {path} do not fit the network that {run / RUN} describes for samples of "
-        f"{'x'.join(map(str, shape))}"
-    )
-    model = restore_network(configuration, shape, classes, weights, fault)
+    model = restore_network(configuration, shape, classes, weights, f"The network of {path}")
     origin = f"{'averaged ' * (file.name == AVERAGE)}weights of {path}, step {weights.step}"
     return _candidate_of(configuration, model, origin, shape, data)
 

@@ -88,9 +88,7 @@ def _factory_family(
 ) -> NetworkFamily:
     factory = import_factory(path)
     if widths and "width" not in inspect.signature(factory).parameters:
-        raise ValueError(
-            f"{path} takes no `width`: drop --width {widths[0]}, or add a parameter of that name"
-        )
+        raise ValueError(f"{path} takes no `width`: drop --width {widths[0]}, or add one")
 
     def build(width: int | None) -> tuple[nn.Module, Tensor, Solution]:
         arguments = {} if width is None else {"width": width}

@@ -51,12 +51,11 @@ def build_method(
             "prelu or --method."
         )
     if name == "tat":
-        leaky = activation is None or look_up(activation).negative_slope is not None
+        phi = activation or "leaky_relu"
+        leaky = look_up(phi).negative_slope is not None
         used, unused = ("eta", "tau") if leaky else ("tau", "eta")
         if unused in given:
-            raise ValueError(
-                f"{flag(unused)} has no effect on {activation or 'leaky_relu'}; use {flag(used)}"
-            )
+            raise ValueError(f"{flag(unused)} has no effect on {phi}; use {flag(used)}")
     return {"tat": TAT, "dks": DKS, "eoc": EOC}[name](**given)
 
 
@@ -89,9 +88,7 @@ class NetworkOptions:
     """All that the C maps of a network depend on."""
 
     model: str = option("mlp:50", "Network to train: resnet50, wide_resnet100, mlp:50, ...")
-    width: float | None = option(
-        None, "Multiplies the number of channels; for an mlp, the units per layer."
-    )
+    width: float | None = option(None, "Multiplies the channels; for an mlp, units per layer.")
     shortcut_weight: float | None = option(
         None, "Weight of the shortcuts; 0 removes them.  [default: plain sums; with --method, 0]"
     )
@@ -157,9 +154,7 @@ class Configuration(Settings, OptimizerOptions, DataOptions, NetworkOptions):
         "orthogonal", "Distribution of the initial weights."
     )
     delta: bool = option(True, "Initialise only the centre of each kernel, the rest to zero.")
-    teacher: str | None = option(
-        None, "Trained network to distil: a run's folder, or one of its checkpoints."
-    )
+    teacher: str | None = option(None, "Network to distil: a run's folder, or a checkpoint in it.")
     teacher_weight: float = option(0.9, "Weight of the teacher's soft labels in the loss.")
     teacher_temperature: float = option(4.0, "Softmax temperature of the soft labels.")
     device: Literal["auto", "cpu", "cuda", "mps"] = option(

@@ -55,11 +55,8 @@ class Outcome:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Outcome:
         """The outcome that `as_mapping` wrote."""
-        validation, training = values["validation"], values["training"]
-        curves = {
-            "validation": ValidationCurve(**validation),
-            "training": TrainingCurve(**training),
-        }
+        kinds = {"validation": ValidationCurve, "training": TrainingCurve}
+        curves = {name: kind(**values[name]) for name, kind in kinds.items()}
         return cls(**{**values, **curves})
 
 
@@ -101,10 +98,8 @@ def _columns(record: Record, kind: str, names: Sequence[str]) -> list[list[float
 
 def _thin(values: Sequence[float]) -> Sequence[float]:
     """At most `_MOST_POINTS` of `values`, evenly spaced, with the first and the last."""
-    if len(values) <= _MOST_POINTS:
-        return values
-    step = (len(values) - 1) / (_MOST_POINTS - 1)
-    return [values[round(place * step)] for place in range(_MOST_POINTS)]
+    step = max(1.0, (len(values) - 1) / (_MOST_POINTS - 1))
+    return [values[round(place * step)] for place in range(min(len(values), _MOST_POINTS))]
 
 
 def _round(value: float) -> float:

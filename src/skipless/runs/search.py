@@ -393,12 +393,9 @@ def _signal_handler(number: signal.Signals, handler: Any) -> Iterator[None]:
 
 
 def _bar(search: _Search, progress: bool = True) -> tqdm:
+    off = not (progress and sys.stderr.isatty())
     return tqdm(
-        total=len(search.runs),
-        desc=search.study,
-        unit="run",
-        dynamic_ncols=True,
-        disable=not (progress and sys.stderr.isatty()),
+        total=len(search.runs), desc=search.study, unit="run", dynamic_ncols=True, disable=off
     )
 
 

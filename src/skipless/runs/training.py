@@ -170,15 +170,18 @@ def restore_network(
     shape: tuple[int, int, int],
     num_classes: int,
     weights: TrainedWeights,
-    fault: str,
+    what: str,
 ) -> ResNet | MLP:
-    """The network of a configuration with trained weights; `fault` begins the error otherwise."""
+    """The network of a configuration with trained weights; an error calls it `what`."""
     try:
         model = create_network(configuration, shape, num_classes)
         model.load_state_dict(weights.tensors)
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise ValueError(f"{fault}: {reason}. Restore it, or name another run.") from error
+        raise ValueError(
+            f"{what} does not fit these images and classes, or its {RUN} describes another "
+            f"network: {reason}. Restore it, or name another run."
+        ) from error
     return model
 
 
@@ -307,11 +310,8 @@ def _load_teacher(
     own = read_configuration(record)
     _require_same_inputs(configuration, own, record, data)
     weights = load_weights(checkpoint)
-    fault = (
-        f"The teacher in {checkpoint} does not fit these images and classes, or {run / RUN} "
-        "describes another network"
-    )
-    model = restore_network(own, data.shape, data.num_classes, weights, fault)
+    what = f"The teacher in {checkpoint}"
+    model = restore_network(own, data.shape, data.num_classes, weights, what)
     if own.data != configuration.data and process.is_main:
         warnings.warn(
             f"the teacher in {run} was trained on {own.data}, the student on {configuration.data}: "

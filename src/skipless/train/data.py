@@ -145,8 +145,7 @@ def load_data(
 
 def _require_known(name: str, kind: str, rest: str) -> None:
     forms = {form.split(":")[0]: form for form in data_names()}
-    form = forms.get(kind)
-    if form is None:
+    if (form := forms.get(kind)) is None:
         near = difflib.get_close_matches(kind.lower(), forms, n=1, cutoff=0.5)
         hint = f"Did you mean {forms[near[0]]}? " if near else ""
         raise ValueError(
@@ -160,9 +159,7 @@ def _require_applicable(
     name: str, kind: str, folder: Path | None, image_size: int | None, augment: bool | None
 ) -> None:
     if folder is not None and kind not in ("fashion-mnist", "cifar10"):
-        raise ValueError(
-            f"folder applies only to fashion-mnist and cifar10, got {folder} for {name}"
-        )
+        raise ValueError(f"folder is only for fashion-mnist and cifar10, got {folder} for {name}")
     if image_size is not None and kind == "synthetic":
         raise ValueError(f"Leave image_size out, got {image_size}: {name} gives the size already")
     if image_size is not None and image_size < 1:

@@ -259,9 +259,7 @@ def _table_split(table: Dataset, title: str, size: int, augment: bool) -> ImageS
         )
     labels = np.asarray(table.with_format("numpy")[label][:], dtype=np.int64)
     if not len(labels) or labels.min() < 0:
-        raise ValueError(
-            f"{title} holds no images, or some without a label (-1). Choose a labelled split."
-        )
+        raise ValueError(f"{title} has no images, or some without a label (-1). Choose another.")
     undecoded = table.select_columns([image]).cast_column(image, Image(decode=False))
     return ImageSplit(TableRows(undecoded, image, title), labels, size, augment)
 
@@ -281,6 +279,4 @@ def _require_pillow() -> None:
     try:
         import PIL.Image  # noqa: F401
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "Image files need Pillow: pip install 'skipless[train]'"
-        ) from None
+        raise ModuleNotFoundError("Images need Pillow: pip install 'skipless[train]'") from None

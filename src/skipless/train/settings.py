@@ -46,9 +46,7 @@ class Settings:
     accumulate: int = option(1, "Parts to split each batch into, to save memory.")
     label_smoothing: float = option(0.1, "Share of the target spread over all classes.")
     clip: float | None = option(None, "Clip gradients to this norm.")
-    average: float | None = option(
-        None, "Keep a moving average of the weights with this decay, such as 0.999."
-    )
+    average: float | None = option(None, "Decay of a moving average of the weights, such as 0.999.")
     precision: Precision = option("float32", "Precision of the forward pass.")  # noqa: RUF009
     channels_last: bool | None = option(
         None, "Use the channels-last memory format.  [default: for convolutions]"
