@@ -192,15 +192,10 @@ def _candidate_of(
     """A network of ours, whose description names the options that are not the default."""
     given = {n: v for n in _NETWORK[1:] if (v := getattr(configuration, n)) not in (None, False)}
     words = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given.items())
-    return Candidate(
-        configuration.model,
-        f"{configuration.model}{f' ({words})' * bool(words)}, {weights}",
-        model,
-        _input_shape(configuration, shape),
-        data,
-        input_normalization(configuration),
-        configuration,
-    )
+    name, normalize = configuration.model, input_normalization(configuration)
+    description = f"{name}{f' ({words})' * bool(words)}, {weights}"
+    read = _input_shape(configuration, shape)
+    return Candidate(name, description, model, read, data, normalize, configuration)
 
 
 def _weights_file(path: str, checkpoint: Path, average: bool) -> Path:

@@ -115,19 +115,14 @@ def check_widths(
         )
     checks: dict[int | None, Check] = {}
     for width in family.widths:
-        model, example, solution = family.build(width)
+        network = family.build(width)
         label = "measuring" if width is None else f"width {width}"
         with (
             progress(range(seeds), label) as numbers,
             threads(1) if family.small else nullcontext(),  # more would only wait
         ):
             checks[width] = check(
-                model,
-                example,
-                solution,
-                seeds=numbers,
-                distribution=distribution,
-                tolerance=tolerance,
+                *network, seeds=numbers, distribution=distribution, tolerance=tolerance
             )
     return checks
 

@@ -185,18 +185,11 @@ class _Files:
         # The exporter folds some that `fold` leaves, such as those behind computed weights.
         norms = "BatchNormalization" in figures[FOLDED].operators
         remaining = [r for r in folded.meta["remaining"] if norms or "stays a BatchNorm" not in r]
-        return Deployment(
-            self.candidate.description,
-            self.candidate.shape,
-            self.candidate.preparation,
-            self.request.batch_size,
-            figures,
-            tuple(remaining),
-            float(np.abs(found - expected).max()),
-            float(np.abs(expected).max()),
-            accuracy,
-            self.missing,
-        )
+        own = self.candidate
+        difference, largest = float(np.abs(found - expected).max()), float(np.abs(expected).max())
+        inputs = (own.shape, own.preparation, self.request.batch_size)
+        results = (figures, tuple(remaining), difference, largest, accuracy, self.missing)
+        return Deployment(own.description, *inputs, *results)
 
     def _add(self, kind: str, name: str, path: Path, model: nn.Module) -> None:
         self.paths[kind] = path
@@ -258,18 +251,19 @@ class _Files:
         own = (name, parameters, graph.kinds, disk, latency)
         if kind == INT8:
             return FileMetrics(*own)
-        operations, memory, unknown = None, (), {}
+        operations = peak = measured = None
+        optimal, unknown = False, {}
         try:
             operations = graph.multiply_adds
         except UnknownShapeError as error:
             unknown["multiply_adds"] = error.node
         try:
             schedule = best_schedule(graph)
+            peak, optimal = schedule.peak, schedule.optimal
             measured = measure_peak_memory(path, schedule, self.batch.numpy())
-            memory = (schedule.peak, measured, schedule.optimal)
         except UnknownShapeError as error:
             unknown["peak_memory"] = error.node
-        return FileMetrics(*own, operations, *memory, unknown=unknown)
+        return FileMetrics(*own, operations, peak, measured, optimal, unknown)
 
 
 def write_report(given: Deployment, output: Path) -> str:

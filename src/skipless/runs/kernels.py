@@ -73,13 +73,8 @@ def _curve(graph: Graph, method: Method, solution: Solution) -> CMapCurve:
     local_map = lambda c, _: float(solution.c_map(np.asarray(c)))
     points = zip(graph.nodes, propagate(graph, lambda q: q, local_map), strict=True)
     layers = [point.c for node, point in points if isinstance(node, Nonlinearity)]
-    return CMapCurve(
-        label=label(method, solution),
-        c=c,
-        local_map=solution.c_map(c),
-        global_map=fold(graph, solution.c_map, c),
-        layers=np.array([0.0, *layers]),
-    )
+    maps = (solution.c_map(c), fold(graph, solution.c_map, c))
+    return CMapCurve(label(method, solution), c, *maps, np.array([0.0, *layers]))
 
 
 def report_runs(records: Sequence[Record]) -> Section:
@@ -129,13 +124,15 @@ def build_graph(
     from skipless.models import create_model
     from skipless.models.create import parse_name
 
-    has_shortcuts = parse_name(model)[0] != "mlp"
+    width = 1  # thin, as only its graph is needed
+    if parse_name(model)[0] != "mlp":
+        width, shortcut_weight = 1 / 16, shortcut_weight or 0.0
     network = create_model(
         model,
-        width=1 / 16 if has_shortcuts else 1,  # thin, as only its graph is needed
+        width=width,
         img_size=32,
         num_classes=2,
-        shortcut_weight=0.0 if has_shortcuts and shortcut_weight is None else shortcut_weight,
+        shortcut_weight=shortcut_weight,
         method=EOC(),
     )
     assert network.shaping is not None

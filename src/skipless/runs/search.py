@@ -138,17 +138,11 @@ def _lock(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a search keeps its results, and how many processes of this machine work on it.
+    """Where a search keeps its results, and how many processes of this machine work on it."""
 
-    Args:
-        folder: Gets a folder for each run and, without a `storage`, the data base.
-        storage: A URL for Optuna: postgresql://user:password@host/name.
-        workers: Processes; by default one for each GPU, or else for each core.
-    """
-
-    folder: Path
-    storage: str | None = None
-    workers: int | None = None
+    folder: Path  # gets a folder for each run and, without a `storage`, the data base
+    storage: str | None = None  # a URL for Optuna: postgresql://user:password@host/name
+    workers: int | None = None  # processes; by default one for each GPU, or else for each core
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:

@@ -359,24 +359,16 @@ def _require_same_teacher(output: Path, origin: dict[str, Json] | None) -> None:
 def format_dry_run(run: Run, memory: TrainingMemory) -> str:
     """The resolved configuration, the network, its C map and the memory, as text."""
     given, words = run.settings, {"True": "yes", "False": "no"}
-    rows = [
-        [name, words.get(str(value), str(value))]
-        for name, value in given.as_mapping().items()
-        if value is not None
-    ]
+    values = {name: str(v) for name, v in given.as_mapping().items() if v is not None}
+    options_table = table(["option", "value"], [[n, words.get(v, v)] for n, v in values.items()])
     batches = Batches(run.data.train, given.batch_size, classes_per_batch=given.classes_per_batch)
     total = given.steps or given.epochs * batches.steps
-    return "\n\n".join(
-        [
-            table(["option", "value"], rows),
-            f"{type(run.model).__name__} with {run.parameters:,} parameters; "
-            f"{len(run.data.train):,} images of shape {run.data.shape} for training and "
-            f"{len(run.data.validation):,} for validation; {total:,} steps, {batches.steps:,} per "
-            "epoch.",
-            _format_kernel(run),
-            _format_memory(memory),
-        ]
+    summary = (
+        f"{type(run.model).__name__} with {run.parameters:,} parameters; {len(run.data.train):,} "
+        f"images of shape {run.data.shape} for training and {len(run.data.validation):,} for "
+        f"validation; {total:,} steps, {batches.steps:,} per epoch."
     )
+    return "\n\n".join([options_table, summary, _format_kernel(run), _format_memory(memory)])
 
 
 def _format_kernel(run: Run) -> str:

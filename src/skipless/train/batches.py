@@ -60,8 +60,24 @@ class Batches:
                 f"({self.world} processes with {self.accumulate} parts each), got "
                 f"{self.batch_size}"
             )
-        if self.classes_per_batch is not None:
-            self._require_classes(self.classes_per_batch)
+        if (classes := self.classes_per_batch) is None:
+            return
+        size, counts = self.batch_size, self._counts
+        if not 1 <= classes <= len(counts):
+            raise ValueError(
+                f"classes_per_batch must be from 1 to {len(counts)}, the classes of the training "
+                f"images, got {classes}"
+            )
+        if size % classes:
+            raise ValueError(
+                f"batch_size must be a multiple of classes_per_batch, {classes}, got {size}"
+            )
+        if (fewest := min(counts)) < size // classes:
+            raise ValueError(
+                f"Batches of {size} images of {classes} classes take {size // classes} of each, "
+                f"but one class has only {fewest} and would never be seen. Lower batch_size, or "
+                "raise classes_per_batch."
+            )
 
     @cached_property
     def steps(self) -> int:
@@ -90,24 +106,6 @@ class Batches:
             raise ValueError(
                 f"batch_size must be at most the {len(self.split)} samples for training, got "
                 f"{self.batch_size}"
-            )
-
-    def _require_classes(self, classes: int) -> None:
-        size, counts = self.batch_size, self._counts
-        if not 1 <= classes <= len(counts):
-            raise ValueError(
-                f"classes_per_batch must be from 1 to {len(counts)}, the classes of the training "
-                f"images, got {classes}"
-            )
-        if size % classes:
-            raise ValueError(
-                f"batch_size must be a multiple of classes_per_batch, {classes}, got {size}"
-            )
-        if (fewest := min(counts)) < size // classes:
-            raise ValueError(
-                f"Batches of {size} images of {classes} classes take {size // classes} of each, "
-                f"but one class has only {fewest} and would never be seen. Lower batch_size, or "
-                "raise classes_per_batch."
             )
 
     @cached_property

@@ -114,17 +114,9 @@ class Engine:
         self.settings, self.process = settings, process
         self.model, self.optimizer = model, optimizer
         self.curvature_optimizer = optimizer if isinstance(optimizer, CurvatureOptimizer) else None
-        self.training = Batches(
-            data.train,
-            settings.batch_size,
-            settings.seed,
-            process.rank,
-            process.world,
-            settings.accumulate,
-            settings.workers or 0,
-            normalize,
-            settings.classes_per_batch,
-        )
+        shares = (settings.batch_size, settings.seed, process.rank, process.world)
+        loading = (settings.accumulate, settings.workers or 0, normalize)
+        self.training = Batches(data.train, *shares, *loading, settings.classes_per_batch)
         self.training.require_a_step()
         self.validation = replace(self.training, split=data.validation, classes_per_batch=None)
         per_epoch = self.training.steps

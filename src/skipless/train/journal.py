@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +27,7 @@ _BAR = {
 }
 
 
-class RunLog:
+class RunLog(AbstractContextManager["RunLog"]):
     """Writes metrics.jsonl, TensorBoard's events and, with `progress` on a terminal, a bar.
 
     Events are written at once, in this thread. PyTorch's and TensorBoard's writers hand them to a
@@ -56,9 +56,6 @@ class RunLog:
         off = not (progress and sys.stderr.isatty())
         self._bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True, disable=off)
         self._bar_texts: dict[str, str] = {}
-
-    def __enter__(self) -> RunLog:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
