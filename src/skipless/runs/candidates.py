@@ -222,7 +222,7 @@ def _build_candidate(path: str, options: Mapping[str, object], shape: Shape | No
     if isinstance(data, Data):
         shape = _input_shape(configuration, data.shape)
     torch.manual_seed(configuration.seed)
-    model, example = call_factory(path, import_factory(path), {}, shape)
+    model, example = call_factory(path, shape)
     _require_one_output(path, model.eval(), example, data)
     normalize = input_normalization(configuration)
     return Candidate(path, path, model, tuple(example.shape[1:]), data, normalize, None)
@@ -260,12 +260,10 @@ def import_factory(path: str) -> Callable[..., object]:
 
 
 def call_factory(
-    path: str,
-    factory: Callable[..., object],
-    arguments: dict[str, int],
-    shape: Sequence[int] | None,
+    path: str, shape: Sequence[int] | None, width: int | None = None
 ) -> tuple[nn.Module, Tensor]:
     """The factory's module, and an example: a batch of zeros if `shape` is given."""
+    factory, arguments = import_factory(path), {} if width is None else {"width": width}
     try:
         result = factory(**arguments)
     except Exception as error:

@@ -86,13 +86,11 @@ def build_family(
 def _factory_family(
     path: str, shaping: ShapingOptions, widths: Sequence[int], shape: Sequence[int] | None
 ) -> NetworkFamily:
-    factory = import_factory(path)
-    if widths and "width" not in inspect.signature(factory).parameters:
+    if widths and "width" not in inspect.signature(import_factory(path)).parameters:
         raise ValueError(f"{path} takes no `width`: drop --width {widths[0]}, or add one")
 
     def build(width: int | None) -> tuple[nn.Module, Tensor, Solution]:
-        arguments = {} if width is None else {"width": width}
-        model, example = call_factory(path, factory, arguments, shape)
+        model, example = call_factory(path, shape, width)
         converted = convert(model, example, **vars(shaping))
         return converted, example, converted.skipless_report.solution
 
@@ -104,7 +102,7 @@ def check_widths(
     seeds: int,
     distribution: Distribution,
     tolerance: float,
-    progress: Progress = lambda seeds, label: nullcontext(seeds),
+    progress: Progress,
 ) -> dict[int | None, Check]:
     """The check of every network of the family, by width."""
     narrowest = min((width for width in family.widths if width is not None), default=2)

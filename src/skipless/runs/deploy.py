@@ -137,9 +137,7 @@ def measure_accuracy(
 
 
 def deploy(
-    candidate: Candidate,
-    request: DeployRequest,
-    on_step: Callable[[str], object] = lambda step: None,
+    candidate: Candidate, request: DeployRequest, on_step: Callable[[str], object]
 ) -> Deployment:
     """Writes the files of `candidate` and measures them; `on_step` hears of every step."""
     require_onnx()

@@ -112,9 +112,9 @@ def build_graph(
     if parse_model(model) == "factory":
         from skipless.torch.trace import trace
 
-        from .candidates import call_factory, import_factory
+        from .candidates import call_factory
 
-        graph = to_residual_form(trace(*call_factory(model, import_factory(model), {}, shape)))
+        graph = to_residual_form(trace(*call_factory(model, shape)))
         return reweight(graph, normalised_weights(graph, shortcut_weight))
     if shape is not None:
         raise ValueError(f"--input does not apply to {model}, whose graph has no input shape")
