@@ -177,7 +177,7 @@ def _read_candidate(
                 "without data, such as --input 3,32,32."
             ) from error
     shape = _image_shape(shape)
-    model = restore_network(configuration, shape, classes, weights, f"The network of {path}")
+    model = restore_network(configuration, shape, classes, weights, f"The network of {path}", run)
     origin = f"{'averaged ' * (file.name == AVERAGE)}weights of {path}, step {weights.step}"
     return _candidate_of(configuration, model, origin, shape, data)
 

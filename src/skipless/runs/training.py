@@ -171,16 +171,17 @@ def restore_network(
     num_classes: int,
     weights: TrainedWeights,
     what: str,
+    run: Path,
 ) -> ResNet | MLP:
-    """The network of a configuration with trained weights; an error calls it `what`."""
+    """The network of a `run` with trained weights; an error calls it `what`."""
     try:
         model = create_network(configuration, shape, num_classes)
         model.load_state_dict(weights.tensors)
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
         raise ValueError(
-            f"{what} does not fit these images and classes, or its {RUN} describes another "
-            f"network: {reason}. Restore it, or name another run."
+            f"{what} does not fit these images and classes, or {run / RUN} describes "
+            f"another network: {reason}. Restore it, or name another run."
         ) from error
     return model
 
@@ -311,7 +312,7 @@ def _load_teacher(
     _require_same_inputs(configuration, own, record, data)
     weights = load_weights(checkpoint)
     what = f"The teacher in {checkpoint}"
-    model = restore_network(own, data.shape, data.num_classes, weights, what)
+    model = restore_network(own, data.shape, data.num_classes, weights, what, run)
     if own.data != configuration.data and process.is_main:
         warnings.warn(
             f"the teacher in {run} was trained on {own.data}, the student on {configuration.data}: "
