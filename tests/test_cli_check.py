@@ -141,7 +141,7 @@ def test_the_shape_of_the_input_may_be_given(capsys) -> None:
     [
         (("mlp:0",), "1 to 9999"),
         (("resnet50",), "mlp:DEPTH or package.module:factory, got 'resnet50'"),
-        (("mlp:10",), "at most 0.872"),
+        (("mlp:10", "--eta", "0.9"), "has 0.872"),
         (("mlp:10", "--shortcut-weight", "0.5"), "has no shortcuts: drop the shortcut weight 0.5"),
         (("mlp:10", "--input", "3"), "--input does not apply to mlp:10"),
         (("mlp:50", "--zeta", "2"), "--zeta is not an option of tat"),
@@ -189,7 +189,7 @@ def test_a_figure_that_cannot_be_written_is_refused_before_anything_is_measured(
 
 
 def test_a_clamped_target_is_noted_on_stderr(capsys) -> None:
-    code, _, err = run(capsys, "mlp:4", "--clamp", "--width", "60", "--seeds", "4")
+    code, _, err = run(capsys, "mlp:4", "--eta", "0.9", "--clamp", "--width", "60", "--seeds", "4")
     assert code == 0
     assert err.startswith("note: C_f(0) = 0.9 is out of reach")
 

@@ -240,7 +240,7 @@ if __name__ == "__main__":
 
 def run_script(script: str, photos: Data, folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "script.py").write_text(script)
-    images = Path(photos.validation.source.name(0)).parents[2]  # pyright: ignore
+    images = Path(photos.validation.source.file(0)[0]).parents[2]  # pyright: ignore
     return subprocess.run(
         [sys.executable, folder / "script.py", images],
         capture_output=True,
