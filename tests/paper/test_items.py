@@ -80,7 +80,9 @@ def test_the_full_scale_has_the_papers_settings():
     assert {c.schedule for c in configurations} == {"step"}
     assert {c.label_smoothing for c in configurations} == {0.1}
     assert {c.width for c in configurations} == {None}
-    assert {c.kfac.preset for c in configurations if c.optimizer == "kfac"} == {"imagenet"}
+    kfac = [c.kfac for c in configurations if c.optimizer == "kfac"]
+    assert {own.preset for own in kfac} == {"imagenet"}
+    assert not any(own.early_inverses or own.restarts for own in kfac)
     for optimizer, rates in published.RATES.items():
         if optimizer != "lars":
             assert {c.lr for c in configurations if c.optimizer == optimizer} == set(rates)

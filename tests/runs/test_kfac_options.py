@@ -29,6 +29,7 @@ def settings_of(optimizer: KFAC) -> dict[str, Any]:
     """What an optimiser goes by, read from where it uses it."""
     timing = dict(optimizer.state_dict()["kfac"]["timing"])
     timing["spread_inverses"] = timing.pop("spread")
+    timing["early_inverses"] = timing.pop("early")
     estimate = optimizer._estimate
     own = {name: getattr(optimizer, name) for name in (*PRESET, "curvature_ema")}
     names = ("fisher", "input_stride", "eigenbasis", "seed")
@@ -43,6 +44,8 @@ GIVEN: dict[str, tuple[Any, dict[str, Any]]] = {
     "kfac_curvature_ema": (0.75, {"curvature_ema": 0.75}),
     "kfac_curvature_period": (3, {"curvature_period": 3}),
     "kfac_inverse_period": (7, {"inverse_period": 7}),
+    "kfac_early_inverses": (False, {"early_inverses": False}),
+    "kfac_restarts": (False, {"restarts": False}),
     "kfac_burn_in": (2, {"burn_in": 2}),
     "kfac_fisher": ("exact", {"fisher": "exact"}),
     "kfac_input_stride": (4, {"input_stride": 4}),
@@ -105,7 +108,8 @@ def test_settings_in_an_old_run_json_are_read_and_written_by_the_same_names() ->
     )  # fmt: skip
     written = configuration.as_mapping()
     assert {name: value for name, value in written.items() if name in OLD_RUN} == OLD_RUN
-    assert {name for name in written if name.startswith("kfac")} == set(OLD_RUN)
+    new = {"kfac_early_inverses", "kfac_restarts"}  # old checkpoints still turn them off
+    assert {name for name in written if name.startswith("kfac")} == set(OLD_RUN) | new
 
 
 def test_a_run_cannot_resume_with_other_settings() -> None:

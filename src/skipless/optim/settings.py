@@ -86,6 +86,10 @@ class KFACSettings:
     )
     curvature_period: int = _setting(1, _require_integer, "steps between updates of the curvature.")
     inverse_period: int = _setting(50, _require_integer, "steps between updates of its inverse.")
+    early_inverses: bool = _setting(True, _require_bool, "update the inverse more often at first.")
+    restarts: bool = _setting(
+        True, _require_bool, "drop the momentum of steps that prove far too long."
+    )
     burn_in: int = _setting(
         5, _require_integer, "first steps that only measure the curvature.", least=0
     )
@@ -133,6 +137,8 @@ class KFACOptions(TypedDict, total=False):
     curvature_ema: float
     curvature_period: int
     inverse_period: int
+    early_inverses: bool
+    restarts: bool
     burn_in: int
     loss: Loss
     fisher: Fisher

@@ -1,5 +1,6 @@
 """What each setting of K-FAC does, by hand; and which of them a saved state brings along."""
 
+import copy
 import io
 import math
 from collections import Counter
@@ -334,7 +335,8 @@ def test_new_axes_of_an_embedding_invert_the_product_of_its_factors_with_damping
 def test_spread_inverses_are_computed_once_in_a_period_a_part_in_each_step() -> None:
     sizes = (5, 4, 6, 3, 5, 3)
     model = nn.Sequential(*(nn.Linear(i, o) for i, o in pairwise(sizes)))
-    optimizer = KFAC(model.double(), 0.01, burn_in=1, spread_inverses=True, inverse_period=3)
+    fixed: dict[str, Any] = {"inverse_period": 3, "early_inverses": False}
+    optimizer = KFAC(model.double(), 0.01, burn_in=1, spread_inverses=True, **fixed)
     blocks, inverted = optimizer._estimate.blocks, []
     original = blocks.refresh
 
@@ -354,6 +356,98 @@ def test_spread_inverses_are_computed_once_in_a_period_a_part_in_each_step() -> 
         assert Counter(name for part in period for name in part) == every
         assert all(len(part) in (1, 2, 3) for part in period)
     assert parts[:3] == parts[3:]
+
+
+def due(moves: int, **settings: Any) -> list[list[str]]:
+    """The layers that are inverted in each of so many steps."""
+    layers = [nn.Linear(4, 4) for _ in range(5)]
+    optimizer, found = KFAC(nn.Sequential(*layers), 0.1, burn_in=3, **settings), []
+    for optimizer.steps in range(3, 3 + moves):
+        found.append([block.layer.name for block in optimizer._blocks_due()])
+    return found
+
+
+def test_gaps_between_inversions_grow_up_to_the_period() -> None:
+    found = [move for move, names in enumerate(due(260)) if names]
+    assert found[:17] == [0, 1, 2, 3, 4, 5, 6, 9, 12, 18, 24, 36, 48, 50, 75, 100, 150]
+    assert found[17:] == [200, 250]
+    fixed = [move for move, names in enumerate(due(260, early_inverses=False)) if names]
+    assert fixed == [0, 50, 100, 150, 200, 250]
+
+
+@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize(("measured", "period"), [(1, 1), (1, 7), (1, 50), (10, 200), (3, 20)])
+def test_inverses_are_at_most_half_as_old_as_the_run(
+    spread: bool, measured: int, period: int
+) -> None:
+    found = due(
+        5 * period, spread_inverses=spread, inverse_period=period, curvature_period=measured
+    )
+    last: dict[str, int] = {}
+    for move, names in enumerate(found):
+        last |= dict.fromkeys(names, move)
+        youngest = 2 * measured - 1  # as there is nothing new to invert between measurements
+        parts = 2 if spread else 1  # early in one period, late in the next
+        for age in (move - at for at in last.values()):
+            assert age <= parts * max(youngest, min(period, move / 2))
+    assert len(last) == 5
+    extra = sum(len(names) for names in found) / 5 - 5
+    assert extra <= 3 * math.log2(period / measured) + 2, "a few for each doubling of the gap"
+
+
+def velocities(optimizer: KFAC) -> list[Tensor]:
+    return [own["momentum_buffer"].clone() for own in optimizer.state.values()]
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_velocity_restarts_where_an_inversion_makes_steps_far_shorter(
+    scale: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Inputs that grow 30 times over make the curvature 900 times as large."""
+    given = [(scale ** (number > 3) * x, y) for number, (x, y) in enumerate(batches(8))]
+    models, optimizers = [mlp(), mlp()], list[KFAC]()
+    models[1].load_state_dict(models[0].state_dict())
+    for model, restarts in zip(models, (True, False), strict=True):
+        settings: dict[str, Any] = {"inverse_period": 4, "early_inverses": False}
+        # No norm constraint: it would make all of these steps equally long.
+        optimizer = KFAC(
+            model,
+            0.01,
+            damping=0.01,
+            norm_constraint=None,
+            restarts=restarts,
+            **settings,
+            burn_in=1,
+        )
+        optimizers.append(optimizer)
+    for number, batch in enumerate(given):
+        if scale > 1.0 and number == 5:  # the second inversion; the one without is told by hand
+            for own in optimizers[1].state.values():
+                own["momentum_buffer"].zero_()
+        for model, optimizer in zip(models, optimizers, strict=True):
+            step(model, optimizer, batch)
+    assert same(values(models[0]), values(models[1]))
+    assert same(velocities(optimizers[0]), velocities(optimizers[1]))
+    said = [record.message for record in caplog.records]
+    assert len(said) == (scale > 1.0), said
+    assert all("Lower inverse_period" in message for message in said)
+
+
+def test_a_state_of_an_older_version_keeps_its_fixed_period() -> None:
+    given, model = batches(12), mlp()
+    settings: dict[str, Any] = {"inverse_period": 4, "burn_in": 1}
+    optimizer = KFAC(model, 0.1, **settings, early_inverses=False, restarts=False)
+    train(model, optimizer, given[:3])
+    weights, state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    for name in ("early", "restarts"):
+        del state["kfac"]["timing"][name]
+    train(model, optimizer, given[3:])
+    again = mlp()
+    loaded = KFAC(again, 0.1, **settings)
+    again.load_state_dict(weights)
+    loaded.load_state_dict(state)
+    train(again, loaded, given[3:])
+    assert same(values(again), values(model))
 
 
 # Which modules are layers
@@ -527,6 +621,7 @@ KEPT: dict[str, tuple[Any, Any]] = {  # what it was saved with, and what it is l
     "curvature_ema": (0.5, 0.99),
     "curvature_period": (2, 1),
     "inverse_period": (2, 3),
+    "early_inverses": (False, True),
     "burn_in": (3, 1),
     "spread_inverses": (True, False),
     "damping_period": (2, None),

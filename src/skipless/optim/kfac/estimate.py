@@ -34,6 +34,8 @@ _TIMING = {
     "burn_in": "burn_in",
     "curvature_period": "curvature_period",
     "inverse_period": "inverse_period",
+    "early": "early_inverses",
+    "restarts": "restarts",
     "spread": "spread_inverses",
 }
 
@@ -335,7 +337,8 @@ class CurvatureEstimate:
     def load(self, state: Mapping[str, Any]) -> None:
         """Restores a saved state."""
         saved = {name: state[name] for name in _SAVED}
-        saved |= {name: state["timing"][key] for key, name in _TIMING.items()}
+        timing = {"early": False, "restarts": False} | state["timing"]  # as in older versions
+        saved |= {name: timing[key] for key, name in _TIMING.items()}
         self.settings = replace(self.settings, **saved)
         self.blocks.load(state["layers"])
         self.diagonal.load(state["others"], {name: p for p, name in self.names.items()})

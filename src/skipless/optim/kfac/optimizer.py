@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Unpack, overload
 
 import torch
@@ -28,12 +28,16 @@ from skipless.optim.settings import KFACOptions, KFACSettings, require_number
 from .blocks import CurvatureBlock
 from .checks import check_model, check_outputs, check_place, explain_errors
 from .estimate import CurvatureEstimate
+from .inverse import Values
 from .processes import means
 from .scores import loss_count
 from .steps import Linearisation, ProposedStep, adapt_damping, full_gradients, penalty
 
 # Like the settings in groups, these come from a saved state.
 _SAVED = ("steps", "damping", "norm_constraint", "curvature_ema", "damping_period")
+
+_AGE = 2  # early inverses are at most half as old as the moves
+_STALE = 2.5  # how much shorter, squared, an inversion makes steps where momentum is harmful
 
 RandomState = list[tuple[torch.Generator, Tensor]]  # of each generator that a model may use
 
@@ -71,6 +75,9 @@ class KFAC(Optimizer):
         curvature_ema: How much of the running means of the factors an update keeps.
         curvature_period: Steps from one update of the factors to the next.
         inverse_period: Steps from one inversion of the factors to the next.
+        early_inverses: Invert more often at first, while the factors change fast.
+        restarts: Set velocities to zero, with a warning, where an inversion shows that the steps
+            were far too long; not checked with `spread_inverses`.
         burn_in: First steps, which measure the factors and train nothing.
         loss: The training loss: cross_entropy, binary_cross_entropy (with logits) or mse.
         fisher: "sampled" draws one label per example, "exact" takes the mean over all labels, with
@@ -243,9 +250,12 @@ class KFAC(Optimizer):
     def _blocks_due(self) -> list[CurvatureBlock]:
         """The blocks that are inverted in this step; the first time, all of them."""
         settings, blocks = self._estimate.settings, self._estimate.blocks
-        number = self._moves % settings.inverse_period
+        period, least = settings.inverse_period, 2 * settings.curvature_period
+        while settings.early_inverses and period >= least and _AGE * period > self._moves:
+            period //= 2
+        number = self._moves % period
         if settings.spread_inverses and self._moves > 0:
-            return blocks.in_bin(number, settings.inverse_period)
+            return blocks.in_bin(number, period)
         return blocks.all if number == 0 else []
 
     @property
@@ -271,15 +281,36 @@ class KFAC(Optimizer):
             )
         if self._is_curvature_due:
             self._estimate.update(1.0 if self._moves < 0 else self.curvature_ema)  # 1: plain means
-        if self._moves >= 0:
-            self._estimate.refresh(self._blocks_due(), self._total_damping)
+
+    def _refresh(self, gradients: Values) -> dict[nn.Parameter, Tensor]:
+        """Inverts what is due; returns the directions, which restart velocities if far shorter."""
+        estimate, damping, due = self._estimate, self._total_damping, self._blocks_due()
+        settings, before = estimate.settings, {}
+        is_whole = len(due) == len(estimate.blocks.all) > 0 and settings.inverse_period > 1
+        if settings.restarts and is_whole and self._moves > 0 and not self._is_model_due:
+            before = estimate.directions(gradients, damping)
+        estimate.refresh(due, damping)
+        after = estimate.directions(gradients, damping)
+        if before:
+            limit = inf if self.norm_constraint is None else self.norm_constraint
+            steps = [ProposedStep(self.param_groups, gradients, own, {}) for own in (before, after)]
+            old, new = (min(step.length, limit) for step in steps)
+            if old > _STALE * new:
+                for parameter in after:
+                    self.state[parameter]["momentum_buffer"].zero_()
+                estimate.warnings.warn(
+                    "The inverse curvature was out of date: the new one makes steps far shorter, "
+                    "and momentum of the old ones would raise the loss, so it restarts from zero. "
+                    "Lower inverse_period."
+                )
+        return after
 
     def _move(
         self, loss: float | None, closure: Callable[[], float] | None, random: RandomState
     ) -> None:
         """Changes the parameters and, if it is due, adapts the damping to the effect."""
         gradients = full_gradients(self.param_groups)
-        directions = self._estimate.directions(gradients, self._total_damping)
+        directions = self._refresh(gradients)
         warnings = self._estimate.warnings
         if self._is_curvature_due:
             unmeasured = [p for p in gradients if p not in directions]

@@ -151,13 +151,17 @@ class ProposedStep:
         own = [[p for p in group["params"] if p in self.directions] for group in self.groups]
         return [(group, found) for group, found in zip(self.groups, own, strict=True) if found]
 
+    @property
+    def length(self) -> float:
+        """The squared length of a step by the rates, in the metric of the curvature."""
+        pairs = zip(self._moving, self.slopes, strict=True)
+        return sum(group["lr"] ** 2 * slope for (group, _), slope in pairs)
+
     def set_by_rates(self, norm_constraint: float | None) -> None:
         """Sets velocities by the learning rates and momenta of the groups."""
-        pairs = zip(self._moving, self.slopes, strict=True)
-        length = sum(group["lr"] ** 2 * slope for (group, _), slope in pairs)
         factor = 1.0
-        if norm_constraint is not None and length > norm_constraint:
-            factor = sqrt(norm_constraint / length)
+        if norm_constraint is not None and self.length > norm_constraint:
+            factor = sqrt(norm_constraint / self.length)
         for group, own in self._moving:
             velocities = [self.velocities[p] for p in own]
             steps = [self.directions[p].to(self.velocities[p].dtype) for p in own]
