@@ -95,9 +95,8 @@ def measure(kind: str, size: int, stride: int) -> Stopwatch:
     plain, curved = network(kind), network(kind)
     sgd = torch.optim.SGD(plain.parameters(), 1e-6, momentum=0.9)
     # Periods of 4 and 2 go through the kinds: inverse, plain, curvature, plain.
-    kfac = KFAC(
-        curved, lr=1e-6, burn_in=0, curvature_period=2, inverse_period=4, input_stride=stride
-    )
+    periods: dict[str, Any] = {"curvature_period": 2, "inverse_period": 4, "early_inverses": False}
+    kfac = KFAC(curved, lr=1e-6, burn_in=0, input_stride=stride, **periods)
     own = kfac._estimate
     own.measure = watch.wrap("factors", own.measure)
     own.update = watch.wrap("means", own.update)

@@ -33,7 +33,7 @@ TARGETS = (0.1, 0.03, 0.01)
 BUDGETS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 25, 30, 40)
 RATES = {"sgd": (0.001, 0.003, 0.006), "kfac": (0.001, 0.003, 0.01)}
 # With 11 steps per epoch, the default inverse_period of 50 would be most of a run.
-KFAC_SETTINGS = KFACSettings(inverse_period=5)
+KFAC_SETTINGS = KFACSettings(inverse_period=5, early_inverses=False, restarts=False)
 
 
 def train(name: str, lr: float, seed: int, epochs: int, data: Data) -> tuple[float, float]:

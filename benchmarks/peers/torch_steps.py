@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tasks import CLASSES, CONVNET, MLP, NETWORKS, SLOPE, medians
 from torch import Tensor, nn
 
-from skipless.optim import KFAC
+from skipless.optim import KFAC, KFACSettings
 
 RATE = 1e-6
 
@@ -41,7 +41,10 @@ def by_sgd(kind: str) -> Callable[[], None]:
 
 def by_skipless(kind: str) -> Callable[[], None]:
     model, inputs, labels = task(kind)
-    own = KFAC(model, lr=RATE, burn_in=0, curvature_period=2, inverse_period=4)
+    settings = KFACSettings(
+        "imagenet", burn_in=0, curvature_period=2, inverse_period=4, early_inverses=False
+    )
+    own = KFAC(model, lr=RATE, settings=settings)
     return stepping(model, inputs, labels, own)
 
 
