@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 MODULES = sorted((SOURCE / "skipless").rglob("*.py"))
 
 PACKAGE = "__init__"  # the public names
-SHARED = {"_deprecated", "tables"}  # single modules that any room may import
+SHARED = {"_deprecated", "_install", "tables"}  # single modules that any room may import
 ROOMS = SHARED | {
     "core", "optim", "record", "torch", "jax", "keras", "onnx", "models", "train", "report", "runs",
     "paper", "frameworks", "cli",
@@ -20,6 +20,7 @@ ROOMS = SHARED | {
 MAY_IMPORT: dict[str, set[str]] = {
     "tables": set(),
     "_deprecated": {PACKAGE},
+    "_install": set(),
     "core": set(),
     "optim": set(),
     "record": set(),

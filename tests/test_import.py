@@ -1,6 +1,8 @@
 """What `import skipless` brings, and what installing it does."""
 
+import json
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import skipless
+from skipless._install import install_line
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "jax", "keras", "tensorflow", "flax", "matplotlib")
@@ -80,7 +83,7 @@ def test_a_missing_framework_names_the_extra_that_brings_it(
     monkeypatch.delitem(sys.modules, f"skipless.{name}", raising=False)
     monkeypatch.delitem(vars(skipless), name, raising=False)
     monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
-    with pytest.raises(ImportError, match=rf"pip install 'skipless\[{name}\]'"):
+    with pytest.raises(ImportError, match=rf"pip install .*\[{name}\]'"):
         getattr(skipless, name)
 
 
@@ -107,7 +110,7 @@ def test_a_room_that_is_imported_by_its_name_tells_the_extra_too(room, hidden, e
     script = HIDDEN.format(room=room, hidden=hidden)
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.stdout == (
-        f"{room} needs {hidden}, which is not installed: pip install 'skipless[{extra}]'\n"
+        f"{room} needs {hidden}, which is not installed: {install_line(extra)}\n"
     )
 
 
@@ -124,7 +127,7 @@ def test_rooms_without_torch_name_the_extra_that_brings_it(name: str) -> None:
     result = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True)
     assert result.stderr.splitlines()[-1] == (
         f"ImportError: skipless.{name} needs torch, which is not installed: "
-        "pip install 'skipless[torch]'"
+        + install_line("torch")
     )
 
 
@@ -161,3 +164,98 @@ def test_constraints_pin_every_direct_dependency() -> None:
         if re.fullmatch(r"[\w.-]+==[\w.]+", line)
     }
     assert direct - {"skipless"} <= pinned
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PYTHON = shlex.quote(sys.executable)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Records an installation as installers do (PEP 610); it is found before the real one."""
+    record = tmp_path / "site" / "skipless-9.dist-info"
+    record.mkdir(parents=True)
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: skipless\nVersion: 9\n")
+    monkeypatch.syspath_prepend(record.parent)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    monkeypatch.chdir(tmp_path)
+
+    def write(origin: dict[str, object] | None, installer: str = "pip") -> None:
+        (record / "INSTALLER").write_text(f"{installer}\n")
+        if origin is not None:
+            (record / "direct_url.json").write_text(json.dumps(origin))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("origin", "line"),
+    [
+        (None, "pip install 'skipless[plot]'"),
+        (
+            {"url": "https://host/r.git", "vcs_info": {"vcs": "git", "commit_id": COMMIT}},
+            f"pip install 'skipless[plot] @ git+https://host/r.git@{COMMIT}'",
+        ),
+        (
+            {"url": "file:///skipless-9.whl", "archive_info": {}},
+            "pip install 'skipless[plot] @ file:///skipless-9.whl'",
+        ),
+    ],
+)
+def test_the_install_line_names_where_skipless_came_from(installed, origin, line) -> None:
+    installed(origin)
+    assert install_line("plot") == line
+
+
+@pytest.mark.parametrize(("editable", "flag"), [(True, "-e "), (False, "")])
+def test_the_install_line_of_a_clone_has_its_folder_and_tested_versions(
+    installed, editable: bool, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone = tmp_path / "my clone"
+    clone.mkdir()
+    installed({"url": clone.as_uri(), "dir_info": {"editable": True} if editable else {}})
+    assert install_line("plot,train") == f"pip install {flag}'{clone}[plot,train]'"
+    (clone / "constraints.txt").touch()
+    assert install_line("plot") == f"pip install -c '{clone}/constraints.txt' {flag}'{clone}[plot]'"
+    monkeypatch.chdir(clone)
+    assert install_line("plot") == f"pip install -c constraints.txt {flag}'.[plot]'"
+
+
+@pytest.mark.parametrize(
+    ("installer", "line"),
+    [("pip", f"{PYTHON} -m pip install"), ("uv", f"uv pip install --python {PYTHON}")],
+)
+def test_the_install_line_reaches_an_environment_that_is_not_activated(
+    installed, installer: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(None, installer)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert install_line("plot") == f"{line} 'skipless[plot]'"
+
+
+# Hides the packages of the extra `train` but those of `torch`.
+WITHOUT = """
+import sys
+for name in ("matplotlib", "optuna", "PIL", "safetensors", "sklearn", "tensorboard", "yaml"):
+    sys.modules[name] = None
+from skipless.cli import main
+for line in sys.argv[1:]:
+    print("returns", main(line.split()))
+    print("end", file=sys.stderr)
+"""
+
+
+def test_commands_do_what_they_can_and_name_the_line_that_installs_the_rest(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    check = "check mlp:3 --eta 0.3 --width 30 --seeds 2"
+    run = [sys.executable, "-c", WITHOUT, check, "plot mlp:30", "train", "reproduce table1"]
+    told = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
+    table, *others = re.split(r"returns (\d)\n", told.stdout)
+    assert "width 30" in table
+    assert others[0] in "01"
+    assert others[1:] == ["", "2", "", "2", "", "2", ""]
+    errors = told.stderr.split("end\n")[:-1]
+    assert [error.count("\n") for error in errors] == [1] * 4
+    for error, extra in zip(errors, ("plot", "plot", "train", "train"), strict=True):
+        assert error.endswith(f"which is not installed: {install_line(extra)}\n")
+    assert list(tmp_path.iterdir()) == []

@@ -93,7 +93,7 @@ if not TYPE_CHECKING:  # or a type checker would accept any name
         except ModuleNotFoundError as error:
             if error.name not in _EXTRAS:
                 raise
-            raise ImportError(
-                f"skipless.{name} needs {error.name}, which is not installed: "
-                f"pip install 'skipless[{_EXTRAS[error.name]}]'"
-            ) from None
+            from skipless._install import not_installed
+
+            extra = _EXTRAS[error.name]
+            raise ImportError(not_installed(f"skipless.{name}", error.name, extra)) from None

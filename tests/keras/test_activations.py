@@ -15,6 +15,7 @@ from keras import ops
 
 from activation_examples import KNOWN, POINTS, SHAPED, solved
 from skipless import Activation
+from skipless._install import install_line
 from skipless.keras import ShapedActivation, TReLU, WeightedAdd, function
 
 every_solution = pytest.mark.parametrize("name", SHAPED)
@@ -153,7 +154,7 @@ except ImportError as error:
     [
         (
             "keras",
-            "skipless.keras needs keras, which is not installed: pip install 'skipless[keras]'\n",
+            f"skipless.keras needs keras, which is not installed: {install_line('keras')}\n",
         ),
         ("jax", "Keras needs its backend jax, which is not installed: pip install jax, or set"),
     ],

@@ -232,7 +232,7 @@ def test_every_optimiser_checks_its_settings(name: str) -> None:
 
 def test_a_missing_library_names_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
-    with pytest.raises(ImportError, match=r"pytorch_optimizer.*pip install 'skipless\[train\]'"):
+    with pytest.raises(ImportError, match=r"pytorch_optimizer.*pip install .*\[train\]'"):
         create_optimizer("soap", network(), lr=0.1)
 
 

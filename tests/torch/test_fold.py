@@ -752,7 +752,7 @@ def test_a_missing_package_names_the_extra_that_brings_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=rf"needs {name}.*pip install 'skipless\[deploy\]'"):
+    with pytest.raises(ImportError, match=rf"needs {name}.*pip install .*\[deploy\]'"):
         export(mlp(trelu), torch.zeros(1, 6), tmp_path / "model.onnx")
 
 

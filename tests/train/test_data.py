@@ -105,7 +105,7 @@ def test_digits_are_the_same_where_scikit_learn_keeps_its_file_elsewhere(
 
 def test_digits_without_scikit_learn_name_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'skipless\[train\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install .*\[train\]'"):
         load_data("digits")
 
 

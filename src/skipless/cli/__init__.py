@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from skipless import __version__
+from skipless._install import not_installed
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
@@ -42,11 +43,8 @@ def requires(command: str, extras: str) -> Iterator[None]:
     """Where an import fails, name the extras that bring what `command` needs."""
     try:
         yield
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            f"{command} needs {missing.name}, which is not installed: pip install "
-            f"'skipless[{extras}]'"
-        ) from None
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(not_installed(command, error.name, extras)) from None
 
 
 # The commands use the functions above.

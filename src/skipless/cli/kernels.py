@@ -235,13 +235,19 @@ def check(
     from skipless.report.figures import require_figure_path
     from skipless.runs.kernels import default_activation
 
-    require_figure_path(output)
+    figure, note = output, None
+    try:
+        require_figure_path(output)
+    except ModuleNotFoundError as error:
+        figure, note = None, error
     how = build_method(method, activation, targets)
     shaping = ShapingOptions(how, activation or default_activation(how), clamp, shortcut_weight)
     with print_warnings():
         family = build_family(model, shaping, widths, parse_shape(shape))
         checks = check_widths(family, seeds, distribution, tolerance, _progress)
-    click.echo(format_checks(checks, model, output, as_json))
+    click.echo(format_checks(checks, model, figure, as_json))
+    if note is not None:
+        click.echo(f"note: there is no figure. {note}", err=True)
     return 0 if list(checks.values())[-1].agrees else 1
 
 

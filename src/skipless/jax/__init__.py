@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 try:
     import jax as _jax  # noqa: F401 - to say what is missing, and not where
 except ModuleNotFoundError as error:
-    raise ImportError(
-        f"skipless.jax needs {error.name}, which is not installed: pip install 'skipless[jax]'"
-    ) from error
+    from skipless._install import not_installed
+
+    raise ImportError(not_installed("skipless.jax", error.name, "jax")) from error
 
 from skipless._deprecated import renamed_names
 from skipless.core.measure import Check, Measurement

@@ -17,10 +17,9 @@ import numpy as np
 try:
     from flax import nnx
 except ModuleNotFoundError as error:
-    raise ImportError(
-        f"skipless.jax.convert needs {error.name}, which is not installed: "
-        "pip install 'skipless[jax]'"
-    ) from error
+    from skipless._install import not_installed
+
+    raise ImportError(not_installed("skipless.jax.convert", error.name, "jax")) from error
 from jax import Array
 from jax.nn.initializers import Initializer
 from jax.typing import ArrayLike

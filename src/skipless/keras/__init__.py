@@ -4,9 +4,9 @@ try:
     import keras as _keras  # noqa: F401 - to see whether it can be
 except ModuleNotFoundError as error:
     if error.name == "keras":
-        raise ImportError(
-            "skipless.keras needs keras, which is not installed: pip install 'skipless[keras]'"
-        ) from None
+        from skipless._install import not_installed
+
+        raise ImportError(not_installed("skipless.keras", "keras", "keras")) from None
     raise ImportError(
         f"Keras needs its backend {error.name}, which is not installed: pip install {error.name}, "
         "or set KERAS_BACKEND to tensorflow, jax or torch"

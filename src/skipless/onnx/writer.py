@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from skipless._install import not_installed
 from skipless.torch.fold import fold
 from skipless.torch.trace import silence_logging
 
@@ -157,9 +158,7 @@ def require_onnx() -> None:
         import_module("onnxscript")
         import_module("onnxruntime")
     except ModuleNotFoundError as error:
-        raise ImportError(
-            f"ONNX export needs {error.name}: pip install 'skipless[deploy]'"
-        ) from error
+        raise ImportError(not_installed("ONNX export", error.name, "deploy")) from error
 
 
 def rewrite_pools(path: Path) -> None:

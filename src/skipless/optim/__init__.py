@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from skipless._deprecated import warn_renamed
+from skipless._install import not_installed
 
 from .settings import KFACSettings
 
@@ -43,8 +44,7 @@ if not TYPE_CHECKING:  # or a type checker would take any name at all
                 if error.name != "torch":
                     raise
                 raise ImportError(
-                    f"skipless.optim.{name} needs torch, which is not installed: "
-                    "pip install 'skipless[torch]'"
+                    not_installed(f"skipless.optim.{name}", "torch", "torch")
                 ) from None
         if name == "PRESETS":
             warn_renamed("skipless.optim.PRESETS", 'KFAC(model, lr, preset="cifar10")')

@@ -23,6 +23,8 @@ from typing import Any
 from torch import nn, optim
 from torch.optim.optimizer import Optimizer
 
+from skipless._install import not_installed
+
 from .groups import weights_and_others
 from .kfac import KFAC
 from .lars import LARS
@@ -115,10 +117,7 @@ def _build(
             try:
                 from pytorch_optimizer import SOAP
             except ModuleNotFoundError as missing:
-                raise ImportError(
-                    f"soap needs {missing.name}, which is not installed: "
-                    "pip install 'skipless[train]'"
-                ) from None
+                raise ImportError(not_installed("soap", missing.name, "train")) from None
             # merge_dims stays off: it joins outputs with inputs, and fails on small convolutions.
             return SOAP(groups, lr=lr, betas=(momentum, 0.95))
 

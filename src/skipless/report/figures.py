@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from skipless._install import not_installed
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -64,9 +66,7 @@ def require_figure_path(path: Path) -> type[Figure]:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "Drawing needs matplotlib, which is not installed: pip install 'skipless[plot]'"
-        ) from None
+        raise ModuleNotFoundError(not_installed("Drawing", "matplotlib", "plot")) from None
     return Figure
 
 

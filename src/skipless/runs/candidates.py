@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -22,6 +20,7 @@ from skipless.train.data import Data, Subset
 from skipless.train.images import ImageSplit
 
 from .configuration import Configuration, NetworkOptions, flag, parse_model
+from .factories import call_factory
 from .training import (
     create_network,
     input_normalization,
@@ -226,65 +225,6 @@ def _build_candidate(path: str, options: Mapping[str, object], shape: Shape | No
     _require_one_output(path, model.eval(), example, data)
     normalize = input_normalization(configuration)
     return Candidate(path, path, model, tuple(example.shape[1:]), data, normalize, None)
-
-
-def import_factory(path: str) -> Callable[..., object]:
-    """What `package.module:factory` names; the current folder is searched too."""
-    module_name, _, name = path.partition(":")
-    file = Path(module_name)
-    if not (module_name and name and file.name == module_name and file.suffix != ".py"):
-        place = f"the folder {file.parent}" if file.name != module_name else "its folder"
-        raise ValueError(
-            f"A factory must be written module:name, got {path}. Write "
-            f"{file.name.removesuffix('.py') or 'module'}:{name or 'name'}, and run from {place}."
-        )
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = import_module(module_name)
-    except Exception as error:
-        raise ValueError(
-            f"{path}: importing {module_name} failed: {type(error).__name__}: {error}. Check the "
-            f"name (for {name} in {module_name}.py it is {path}), and run from its folder."
-        ) from error
-    factory: object = module
-    for part in name.split("."):
-        factory = getattr(factory, part, None)
-    if not callable(factory):
-        names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise ValueError(
-            f"{module_name} has no function or class {name!r}. It has "
-            f"{', '.join(names[:8]) or 'none'}."
-        )
-    return factory
-
-
-def call_factory(
-    path: str, shape: Sequence[int] | None, width: int | None = None
-) -> tuple[nn.Module, Tensor]:
-    """The factory's module, and an example: a batch of zeros if `shape` is given."""
-    factory, arguments = import_factory(path), {} if width is None else {"width": width}
-    try:
-        result = factory(**arguments)
-    except Exception as error:
-        raise ValueError(
-            f"{path}{f' with {arguments}' if arguments else ''} raised "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    model, example = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-    if not isinstance(model, nn.Module) or not isinstance(example, Tensor | None):
-        raise ValueError(
-            f"{path} must return an nn.Module, or one and an example tensor, got "
-            f"{type(result).__name__}"
-        )
-    if shape is not None:
-        example = torch.zeros(2, *shape)
-    if example is None:
-        raise ValueError(
-            f"{path} returns only a model. Give the shape of a sample, such as --input 3,32,32, or "
-            "return an example with the model."
-        )
-    return model, example
 
 
 def _require_one_output(path: str, model: nn.Module, example: Tensor, data: Data | Missing) -> None:

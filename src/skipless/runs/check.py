@@ -22,8 +22,8 @@ from skipless.report.figures import KernelCurve, KernelPanel, draw_kernels
 from skipless.torch import ShapedActivation, check, convert
 from skipless.torch.init import Distribution, threads
 
-from .candidates import call_factory, import_factory
 from .configuration import parse_model
+from .factories import call_factory, import_factory
 from .kernels import build_chain
 
 DEFAULT_WIDTHS = (30, 100, 300)
@@ -143,14 +143,16 @@ def panel(
 
 
 def format_checks(
-    checks: Mapping[int | None, Check], model: str, figure: Path, as_json: bool
+    checks: Mapping[int | None, Check], model: str, figure: Path | None, as_json: bool
 ) -> str:
-    """The checks as tables or as JSON; also draws them into `figure`."""
+    """The checks as tables or as JSON; also draws them into `figure`, if there is one."""
     named = {"measured" if w is None else f"width {w}": found for w, found in checks.items()}
     panels = [panel(f"{name} by layer", named, name, bars="error") for name in ("c", "q")]
-    draw_kernels(panels, f"{model}, measured and predicted", figure)
+    if figure is not None:
+        draw_kernels(panels, f"{model}, measured and predicted", figure)
     if not as_json:
-        return "\n\n".join([*(f"{label}: {found}" for label, found in named.items()), str(figure)])
+        tables = [f"{label}: {found}" for label, found in named.items()]
+        return "\n\n".join([*tables, *([] if figure is None else [str(figure)])])
     totals = ("agrees", "tolerance", "seeds", "pairs")
     widths = [
         {
@@ -160,7 +162,7 @@ def format_checks(
         }
         for width, found in checks.items()
     ]
-    head = {"model": model, "agrees": widths[-1]["agrees"], "figure": str(figure)}
+    head = {"model": model, "agrees": widths[-1]["agrees"], "figure": figure and str(figure)}
     return json.dumps({**head, "widths": widths}, indent=2)
 
 

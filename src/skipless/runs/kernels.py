@@ -112,7 +112,7 @@ def build_graph(
     if parse_model(model) == "factory":
         from skipless.torch.trace import trace
 
-        from .candidates import call_factory
+        from .factories import call_factory
 
         graph = to_residual_form(trace(*call_factory(model, shape)))
         return reweight(graph, normalised_weights(graph, shortcut_weight))

@@ -3,9 +3,9 @@
 try:
     import torch as _torch  # noqa: F401 - to say what is missing, and not where
 except ModuleNotFoundError as error:
-    raise ImportError(
-        f"skipless.torch needs {error.name}, which is not installed: pip install 'skipless[torch]'"
-    ) from None
+    from skipless._install import not_installed
+
+    raise ImportError(not_installed("skipless.torch", error.name, "torch")) from None
 
 from skipless._deprecated import renamed_names
 from skipless.core.convert import ConversionReport

@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from skipless._install import not_installed
+
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
 Labelled = tuple[Bytes, NDArray[np.int64]]
@@ -264,7 +266,7 @@ def _read_digits() -> Labelled:
     """All digits, from scikit-learn's file: importing it takes longer than training on them."""
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
-        raise ModuleNotFoundError("digits needs scikit-learn: pip install 'skipless[train]'")
+        raise ModuleNotFoundError(not_installed("digits", "scikit-learn", "train"))
     file = Path(found.origin).parent / DIGITS_FILE
     if file.exists():
         table = np.loadtxt(file, dtype=np.uint8, delimiter=",")

@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from skipless._install import install_line
+
 from .arrays import CIFAR10, FASHION_MNIST, DataFiles, cifar10, default_folder, read_unpacked
 from .data import data_names
 
@@ -47,7 +49,7 @@ _ORIGINS = {
     "digits": "comes with scikit-learn",
     "imagefolder": "your own image files: PATH/train/CLASS/*, PATH/val/CLASS/*",
     "parquet": "your own files: PATH/train-*.parquet, PATH/validation-*.parquet",
-    "hf": "fetched by the library datasets: pip install 'skipless[datasets]'",
+    "hf": f"fetched by the library datasets: {install_line('datasets')}",
     "synthetic": "generated on the fly",
 }
 _TIMEOUT = 30.0  # seconds without a byte

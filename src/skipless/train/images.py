@@ -24,6 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from skipless._install import not_installed
+
 from .arrays import crop_offset
 
 if TYPE_CHECKING:
@@ -270,7 +272,7 @@ def _require_datasets():
         import datasets
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "parquet: and hf: need the library datasets: pip install 'skipless[datasets]'"
+            not_installed("Data of parquet: or hf:", "datasets", "datasets")
         ) from None
     return datasets
 
@@ -279,4 +281,4 @@ def _require_pillow() -> None:
     try:
         import PIL.Image  # noqa: F401
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("Images need Pillow: pip install 'skipless[train]'") from None
+        raise ModuleNotFoundError(not_installed("Reading image files", "Pillow", "train")) from None
