@@ -15,6 +15,9 @@ INSTALL = PIP_CONSTRAINT="$$PIP_CONSTRAINT constraints.txt" \
 	PIP_BUILD_CONSTRAINT="$$PIP_BUILD_CONSTRAINT constraints.txt" \
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 
+# The CPU build of torch is 0.2 GB to download, that for CUDA 2 GB and more: make demo CUDA=1.
+CPU_TORCH := https://download.pytorch.org/whl/cpu
+
 define have_python
 test -n "$(PYTHON)" || { \
 		echo "skipless needs Python 3.11 or newer, but found neither python3.11 nor a python3 that is new enough." >&2; \
@@ -26,7 +29,7 @@ endef
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help demo test test-core check bench bench-peers docs jax-example reproduce results figures clean
+.PHONY: help demo test front-door test-core check bench bench-peers docs jax-example reproduce results figures clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -37,6 +40,9 @@ demo: .venv/.train  ## train 50 layers without shortcuts and a ResNet, in three 
 test: .venv/.dev .venv/.oracles  ## run every test and doctest, in parallel by file
 	@$(MAKE) --no-print-directory .venv-jax-example/.ready || echo "Tests against kfac-jax are skipped."
 	$(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses $(WORKERS)
+
+front-door: .venv/.dev  ## paste every block of README and five pages into new clones, as a newcomer would
+	$(BIN)/python tests/front_door.py $(if $(PIP),,--seed .venv)
 
 test-core: .venv-base/.test  ## run the tests of core on the base install, without any framework
 	.venv-base/bin/python -m pytest --quiet tests/core src/skipless/core
@@ -110,3 +116,5 @@ endef
 .venv/bin/python .venv-base/bin/python:
 	@$(have_python)
 	@"$(PYTHON)" -m venv $(@D:/bin=) || { rm -rf $(@D:/bin=); exit 1; }
+	@$(if $(CUDA)$(findstring base,$@),,$(INSTALL) --retries 0 --no-deps torch --index-url $(CPU_TORCH) \
+		2>/dev/null || echo "$(CPU_TORCH) is out of reach: torch comes from pip's own index")
