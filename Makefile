@@ -116,5 +116,6 @@ endef
 .venv/bin/python .venv-base/bin/python:
 	@$(have_python)
 	@"$(PYTHON)" -m venv $(@D:/bin=) || { rm -rf $(@D:/bin=); exit 1; }
-	@$(if $(CUDA)$(findstring base,$@),,$(INSTALL) --retries 0 --no-deps torch --index-url $(CPU_TORCH) \
-		2>/dev/null || echo "$(CPU_TORCH) is out of reach: torch comes from pip's own index")
+	@$(if $(CUDA)$(findstring base,$@),,$@ -m pip install --quiet --disable-pip-version-check --no-compile \
+		--retries 0 --constraint constraints.txt --no-deps torch --index-url $(CPU_TORCH) 2>/dev/null \
+		|| echo "The CPU build of PyTorch is out of reach; pip chooses a build later.")
