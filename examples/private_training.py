@@ -4,7 +4,7 @@ python examples/private_training.py
 
 Opacus clips the gradient of every sample by itself. BatchNorm mixes the samples of a batch, so that
 no gradient belongs to one of them, and Opacus refuses it. A converted network has no such layer.
-Needs `pip install 'skipless[private,train]'`.
+Needs `pip install -c constraints.txt -e '.[private,train]'`.
 """
 
 import sys

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import shlex
 import subprocess
 import sys
@@ -52,6 +53,11 @@ def script(blocks: list[Block], folder: Path, seed: Path | None) -> str:
     return "\n".join([*lines, ""])
 
 
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def walk(page: str, folder: Path, seed: Path | None) -> bool:
     """Run the blocks of a page in a new clone; print the end of the output if one fails."""
     clone = folder / "skipless"
@@ -63,7 +69,7 @@ def walk(page: str, folder: Path, seed: Path | None) -> bool:
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     if seed is not None:  # compiled packages fit one Python only
         environment["PATH"] = f"{sys.base_prefix}/bin:{environment['PATH']}"
-    began = time.monotonic()
+    began, busy = time.monotonic(), cpu_seconds()
     with (folder / "output").open("w", encoding="utf-8") as output:
         failed = subprocess.run(
             ["bash", str(folder / "page.sh")],
@@ -72,13 +78,13 @@ def walk(page: str, folder: Path, seed: Path | None) -> bool:
             stdout=output,
             stderr=subprocess.STDOUT,
         ).returncode
-    seconds = time.monotonic() - began
+    seconds, busy = time.monotonic() - began, cpu_seconds() - busy
     if failed:
         lines = (folder / "output").read_text(encoding="utf-8", errors="replace").splitlines()
         print(*lines[-30:], sep="\n", file=sys.stderr)
     size = subprocess.check_output(["du", "-sh", str(clone / ".venv")], text=True).split()[0]
     left = f" ({len(shown) - len(blocks)} not run)" * (len(shown) > len(blocks))
-    words = f"{len(blocks)} blocks{left}, {seconds:.0f} s, environment {size}"
+    words = f"{len(blocks)} blocks{left}, {seconds:.0f} s ({busy:.0f} s of CPU), environment {size}"
     print(f"{'FAILED' if failed else 'passed'}: {page}, {words}", flush=True)
     return not failed
 
