@@ -67,8 +67,9 @@ def walk(page: str, folder: Path, seed: Path | None) -> bool:
     blocks = [block for block in shown if block.reason is None]
     (folder / "page.sh").write_text(script(blocks, folder, seed), encoding="utf-8")
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    if seed is not None:  # compiled packages fit one Python only
+    if seed is not None:  # compiled packages fit one Python only; threads wait on a busy machine
         environment["PATH"] = f"{sys.base_prefix}/bin:{environment['PATH']}"
+        environment.setdefault("OMP_NUM_THREADS", "1")
     began, busy = time.monotonic(), cpu_seconds()
     with (folder / "output").open("w", encoding="utf-8") as output:
         failed = subprocess.run(
