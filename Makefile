@@ -117,5 +117,5 @@ endef
 	@$(have_python)
 	@"$(PYTHON)" -m venv $(@D:/bin=) || { rm -rf $(@D:/bin=); exit 1; }
 	@$(if $(CUDA)$(findstring base,$@),,$@ -m pip install --quiet --disable-pip-version-check --no-compile \
-		--retries 0 --constraint constraints.txt --no-deps torch --index-url $(CPU_TORCH) 2>/dev/null \
+		--retries 0 --constraint constraints.txt --no-deps torch --extra-index-url $(CPU_TORCH) 2>/dev/null \
 		|| echo "The CPU build of PyTorch is out of reach; pip chooses a build later.")

@@ -26,7 +26,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 CPU_TORCH = (
     "pip install -c constraints.txt --no-deps torch "
-    "--index-url https://download.pytorch.org/whl/cpu\n"
+    "--extra-index-url https://download.pytorch.org/whl/cpu\n"
 )
 
 BLOCKS = {page: list(read_blocks(page)) for page in PAGES}
