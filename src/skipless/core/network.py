@@ -56,13 +56,15 @@ class Program:
 def evaluate(program: Program, r: Callable[[Value], Value], x: Value) -> Value:
     """The largest result of `program`; on an array, of a program with a single result."""
     values = [x]
+    append = values.append  # in deep networks this loop is all that a solve does
     for step in program.steps:
         if step[0] == "r":
-            values.append(r(values[step[1]]))
+            append(r(values[step[1]]))
         elif step[0] == "max":
-            values.append(max(x, values[step[1]]))  # arrays have no such step
+            value = values[step[1]]
+            append(value if value > x else x)  # arrays have no such step
         else:
-            values.append(mean_of(step[1], [values[i] for i in step[2]]))
+            append(mean_of(step[1], [values[i] for i in step[2]]))
     return max([values[i] for i in program.results])
 
 
