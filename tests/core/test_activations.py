@@ -217,6 +217,10 @@ def test_names_like_nothing_are_answered_with_all_names() -> None:
     assert ", ".join(activation_names()) in str(caught.value)
 
 
+def test_a_parameter_may_be_an_array_without_dimensions() -> None:
+    assert leaky_relu(np.array(0.25)) is leaky_relu(0.25)  # pyright: ignore[reportArgumentType]
+
+
 def test_only_leaky_relu_takes_a_negative_slope() -> None:
     for other in ("relu", "tanh", leaky_relu(0.3)):
         with pytest.raises(ValueError, match="has no negative_slope"):

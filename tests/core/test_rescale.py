@@ -141,6 +141,22 @@ def test_a_sum_that_others_read_too_is_one_of_its_own() -> None:
     assert weights == {inner: pytest.approx((half, half)), outer: pytest.approx((half, half))}
 
 
+def test_a_sum_that_nothing_reads_changes_no_weights() -> None:
+    def weights_of_live_sums(*, dead: bool) -> list[float]:
+        b = GraphBuilder()
+        start = b.input()
+        x = b.affine(start)
+        y, z, w = (b.affine(b.activation(x)) for _ in range(3))
+        inner = b.sum([x, y])
+        if dead:
+            b.sum([inner, z], [3.0, 1.0])
+        out = b.sum([inner, w], [1.0, 2.0])
+        found = normalised_weights(b.build(), 0.8)
+        return [*found[inner], *found[out]]
+
+    assert weights_of_live_sums(dead=True) == pytest.approx(weights_of_live_sums(dead=False))
+
+
 def test_terms_of_weight_zero_are_gone_and_what_only_they_need_is_dead() -> None:
     graph = plain_resnet(1)
     found = reweight(graph, {6: (0.0, 1.0)})

@@ -332,6 +332,15 @@ def test_without_eta_every_depth_has_a_target_that_is_not_plain_relu(depth: int)
     assert found == solve(chain(depth), TAT(eta=found.targets["mu0"]))
 
 
+def test_the_most_that_relu_reaches_is_no_clamped_target() -> None:
+    assert solve(chain(5), TAT(eta=relu_reaches(5))).note == ""
+
+
+def test_a_wrong_method_is_named_before_anything_else() -> None:
+    with pytest.raises(TypeError, match=r"as the method, got 'gelu'"):
+        solve(chain(5), "gelu", TAT())  # pyright: ignore[reportArgumentType]
+
+
 def test_clamping_takes_the_nearest_target_and_says_so() -> None:
     with pytest.warns(ClampedTargetWarning, match=r"0\.9 is out of reach; using 0\.871"):
         relu = solve(chain(10), TAT(eta=0.9), clamp=True)

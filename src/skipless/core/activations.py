@@ -323,13 +323,17 @@ _FAMILIES = {
 }
 
 
-@cache
 def _member(family: str, parameter: float) -> Activation:
     law = _FAMILIES[family]
     if not law.above < parameter < math.inf:
         condition = "finite" if math.isinf(law.above) else f"finite and above {law.above:g}"
         raise ValueError(f"{family}: {law.label} must be {condition}, got {parameter!r}.")
-    number = float(parameter)
+    return _cached_member(family, float(parameter))
+
+
+@cache
+def _cached_member(family: str, number: float) -> Activation:
+    law = _FAMILIES[family]
     name = family if number == law.default else f"{family}({law.label}={number!r})"
     functions, kinks = law.formulas(number), law.kinks(number)
     return Activation(*functions, kinks, name, family=family, parameter=number)

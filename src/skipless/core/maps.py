@@ -299,6 +299,8 @@ def _pair_density(a: float, b: float, c: float) -> float:
 
 
 def require_cosines(c: Numbers) -> None:
+    if isinstance(c, float) and -1.0 <= c <= 1.0:  # scalars are checked in hot loops
+        return
     for bad in np.extract(~(np.abs(c) <= 1.0), c).tolist():
         raise ValueError(f"c must be in [-1, 1], got {bad:g}")
 

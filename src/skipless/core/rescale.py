@@ -77,7 +77,7 @@ def normalised_weights(graph: Graph, shortcut_weight: float | None = None) -> We
         for i in inputs_of(graph.nodes[index]):
             part = list(islice(rest, len(leaves[i]) if i in inner else 1))
             own.append(math.hypot(*part) if i in inner else part[0])
-            if i in inner:
+            if i in inner and (index in graph.live or i not in wanted):
                 wanted[i] = _unit_norm(part)
         found[index] = tuple(own)
     return found

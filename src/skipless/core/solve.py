@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import assert_never
 
 import numpy as np
 from scipy.optimize import brentq
@@ -57,7 +58,12 @@ def tat_leaky_relu(graph: Graph, eta: float | None, clamp: bool) -> Solution:
     def gap(kappa: float) -> float:
         return _straighten(c_at_zero(kappa)) - _straighten(target)
 
+    note = ""
+    if eta is None:
+        why = f", {_SHARE:g} of what plain ReLU reaches, as {_USUAL_ETA:g} is out of reach"
+        note = f"eta = {target:.3g} by default{why if most < _USUAL_ETA else ''}"
     if most < target:
+        note = f"clamped to plain ReLU, as eta = {target:g} is out of reach"
         why = (
             f"plain ReLU, the most that this network can do, has {most:.3f}. Use TAT() (no --eta), "
             f"which takes {default:.3g} here, another eta below {most:.3f}, weaker shortcuts"
@@ -72,19 +78,8 @@ def tat_leaky_relu(graph: Graph, eta: float | None, clamp: bool) -> Solution:
     local = m.conditions(gamma, 0.0)
     # C(0) = κ/π by quadrature, so that μ⁰ does not rest on the closed form alone.
     local["mu0"] = c_at_zero(math.pi * local["C(0)"])
-    found = Solution("leaky_relu", negative_slope=alpha, output_scale=gamma)
-    found = found.with_residuals({"Q(1)": 1.0, "C'(1)": 1.0, "mu0": target}, local)
-    if kappa == 1.0:
-        return replace(found, note=f"clamped to plain ReLU, as eta = {eta:g} is out of reach")
-    if eta is None and target == _USUAL_ETA:
-        return replace(found, note=f"eta = {target:g} by default")
-    if eta is None:
-        return replace(
-            found,
-            note=f"eta = {target:.3g} by default, {_SHARE:g} of what plain ReLU reaches, as "
-            f"{_USUAL_ETA:g} is out of reach",
-        )
-    return found
+    found = Solution("leaky_relu", negative_slope=alpha, output_scale=gamma, note=note)
+    return found.with_residuals({"Q(1)": 1.0, "C'(1)": 1.0, "mu0": target}, local)
 
 
 def dks_leaky_relu(graph: Graph, zeta: float, slope: float, clamp: bool) -> Solution:
@@ -272,6 +267,11 @@ def solve(
             f"solve expects a Graph first, got {graph!r}. Use Graph.chain(100), "
             "Graph.residual(...), a GraphBuilder, or trace a model."
         )
+    if not isinstance(method, TAT | DKS | EOC):
+        raise TypeError(
+            f"solve expects TAT(...), DKS(...) or EOC(...) as the method, got {method!r}. "
+            "For example: solve(graph, TAT(eta=0.9), 'leaky_relu')."
+        )
     phi = look_up(activation)
     if graph.depth == 0:
         raise ValueError(
@@ -303,10 +303,7 @@ def solve(
         case EOC(sigma_b=sigma_b):
             return eoc(sigma_b, phi, clamp)
         case _:
-            raise TypeError(
-                f"solve expects TAT(...), DKS(...) or EOC(...) as the method, got {method!r}. "
-                "For example: solve(graph, TAT(eta=0.9), 'leaky_relu')."
-            )
+            assert_never(method)
 
 
 @lru_cache(maxsize=64)

@@ -203,8 +203,10 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
         return self.new.call_function(torch.neg, (x,))
 
     def give_bias(self, tensor: fx.Node) -> bool:
-        layer: Any = self.modules.get(self._layer(tensor) or "")
-        if layer is None or layer.bias is not None:
+        if (path := self._layer(tensor)) is None:
+            return False
+        layer: Any = self.modules[path]
+        if layer.bias is not None:
             return False
         layer.bias = nn.Parameter(layer.weight.new_zeros(ops.layer_width(layer)))
         return True
