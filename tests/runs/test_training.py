@@ -9,7 +9,7 @@ from PIL import Image
 
 from skipless.record import Record
 from skipless.runs.configuration import Configuration, options
-from skipless.runs.training import build_run, train
+from skipless.runs.training import build_run, read_configuration, train
 from skipless.train.process import Process, cores
 from skipless.train.settings import Settings
 
@@ -91,6 +91,13 @@ def test_image_files_are_decoded_by_workers(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
     assert build_run(given, Process()).settings.workers == 1
     assert build_run(SMALL, Process()).settings.workers == 0
+
+
+@pytest.mark.parametrize(("slope", "eta"), [(0.0, 0.9), (0.19, None)])
+def test_runs_that_were_clamped_before_eta_had_a_default_stay_relu(slope, eta) -> None:
+    stored = {"model": "mlp:5", "method": "tat", "clamp": True}
+    run = {"configuration": stored, "solution": {"negative_slope": slope}}
+    assert read_configuration(Record(Path(), run, ())).eta == eta
 
 
 def test_options_that_do_not_change_the_numbers_may_change_on_resuming() -> None:

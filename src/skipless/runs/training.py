@@ -291,6 +291,10 @@ def read_configuration(record: Record) -> Configuration:
         parse_name(configuration.model)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error} {remedy}") from None
+    solution = record.run.get("solution")
+    if configuration.clamp and isinstance(solution, dict) and solution.get("negative_slope") == 0.0:
+        # Earlier versions always aimed for 0.9, and clamped to ReLU where that is out of reach.
+        configuration = replace(configuration, eta=configuration.eta or 0.9)
     return configuration
 
 

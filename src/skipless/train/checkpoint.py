@@ -71,6 +71,8 @@ class Checkpoints:
     """The newest `keep` checkpoints of a run."""
 
     def __init__(self, run: Path, keep: int = 3) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be >= 1, got {keep}")
         self.folder = run / FOLDER
         self.keep = keep
         self._damaged: set[Path] = set()
@@ -239,8 +241,8 @@ def _read_verified(folder: Path, name: str, sums: Mapping[str, str]) -> bytes:
 
 
 def _folders(top: Path) -> list[Path]:
-    found = [path for path in top.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
-    return sorted(found, key=_step)
+    found = top.iterdir() if top.is_dir() else ()  # glob would take an unreadable folder for empty
+    return sorted((path for path in found if re.fullmatch(r"step-\d+", path.name)), key=_step)
 
 
 def _step(path: Path) -> int:

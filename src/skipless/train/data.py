@@ -17,7 +17,7 @@ import difflib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -190,8 +190,8 @@ class SyntheticSplit:
     num_classes: int
     size: int
     first: int  # index of the first sample: those of two splits differ
-    patterns: Tensor
-    noise: Tensor
+    patterns: Tensor = field(repr=False)
+    noise: Tensor = field(repr=False)
     slow = False
 
     def __len__(self) -> int:
@@ -205,12 +205,12 @@ class SyntheticSplit:
         """Images and labels; `draws` change nothing."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         labels = chosen % self.num_classes
-        starts = _scatter(chosen + self.first + self.num_classes), _scatter(labels)
-        noise, patterns = (
-            row.unfold(0, math.prod(self.shape), 1)[start]
-            for row, start in zip((self.noise, self.patterns), starts, strict=True)
-        )
-        return noise.add_(patterns).view(-1, *self.shape), labels
+        starts = _scatter(chosen + self.first + self.num_classes).tolist()
+        size = math.prod(self.shape)
+        images = torch.empty(len(chosen), size)
+        for image, i, j in zip(images, starts, _scatter(labels).tolist(), strict=True):
+            torch.add(self.noise[i : i + size], self.patterns[j : j + size], out=image)
+        return images.view(-1, *self.shape), labels
 
 
 def _scatter(numbers: Tensor) -> Tensor:

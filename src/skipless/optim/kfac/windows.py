@@ -65,8 +65,14 @@ class Window:
         >>> Window.of(nn.Conv1d(1, 1, 4, padding="same")).padding
         ((1, 2),)
         """
-        widths = conv._reversed_padding_repeated_twice  # what torch pads by, the last axis first
-        padding = tuple(zip(widths[::2], widths[1::2], strict=True))[::-1]
+        extents = [d * (k - 1) for k, d in zip(conv.kernel_size, conv.dilation, strict=True)]
+        match conv.padding:
+            case "same":
+                padding = tuple((extent // 2, extent - extent // 2) for extent in extents)
+            case "valid":
+                padding = tuple((0, 0) for _ in extents)
+            case sizes:
+                padding = tuple((int(size), int(size)) for size in sizes)
         return cls(
             conv.kernel_size, conv.stride, padding, conv.dilation, conv.groups, conv.padding_mode
         )
