@@ -218,16 +218,16 @@ def test_a_kernel_of_one_pixel_reads_every_stride_th_pixel(
     assert_close(found, torch.tensor([expected], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("homogeneous", [False, True])
-@pytest.mark.parametrize(("number", "width"), [(5, 1), (16, 1), (5, 7), (64, 7), (5, 257)])
-@pytest.mark.parametrize("chunk_bytes", [1, moments.CHUNK_BYTES])
-@pytest.mark.parametrize("wide", [1, moments.WIDE])  # so that more than 4 columns are, or none
 def test_a_window_follows_a_padding_that_is_changed_later() -> None:
     conv = nn.Conv2d(1, 1, 3)
     conv.padding = (1, 2)
     assert Window.of(conv).padding == ((1, 1), (2, 2))
 
 
+@pytest.mark.parametrize("homogeneous", [False, True])
+@pytest.mark.parametrize(("number", "width"), [(5, 1), (16, 1), (5, 7), (64, 7), (5, 257)])
+@pytest.mark.parametrize("chunk_bytes", [1, moments.CHUNK_BYTES])
+@pytest.mark.parametrize("wide", [1, moments.WIDE])  # so that more than 4 columns are, or none
 def test_the_moment_of_rows_sums_their_outer_products(
     number: int,
     width: int,
