@@ -245,8 +245,11 @@ for line in sys.argv[1:]:
 """
 
 
-def test_commands_do_what_they_can_and_name_the_line_that_installs_the_rest(tmp_path: Path) -> None:
+def test_commands_do_what_they_can_and_name_the_line_that_installs_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)  # the line depends on the folder that it is for
     check = "check mlp:3 --eta 0.3 --width 30 --seeds 2"
     run = [sys.executable, "-c", WITHOUT, check, "plot mlp:30", "train", "reproduce table1"]
     told = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)

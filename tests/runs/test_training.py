@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from skipless.record import Record
+from skipless.record import Json, Record
 from skipless.runs.configuration import Configuration, options
 from skipless.runs.training import build_run, read_configuration, train
 from skipless.train.process import Process, cores
@@ -96,7 +96,7 @@ def test_image_files_are_decoded_by_workers(
 @pytest.mark.parametrize(("slope", "eta"), [(0.0, 0.9), (0.19, None)])
 def test_runs_that_were_clamped_before_eta_had_a_default_stay_relu(slope, eta) -> None:
     stored = {"model": "mlp:5", "method": "tat", "clamp": True}
-    run = {"configuration": stored, "solution": {"negative_slope": slope}}
+    run: dict[str, Json] = {"configuration": stored, "solution": {"negative_slope": slope}}
     assert read_configuration(Record(Path(), run, ())).eta == eta
 
 

@@ -159,7 +159,9 @@ def _require_applicable(
     name: str, kind: str, folder: Path | None, image_size: int | None, augment: bool | None
 ) -> None:
     if folder is not None and kind not in ("fashion-mnist", "cifar10"):
-        raise ValueError(f"folder is only for fashion-mnist and cifar10, got {folder} for {name}")
+        raise ValueError(
+            f"folder applies only to fashion-mnist and cifar10, got {folder} for {name}"
+        )
     if image_size is not None and kind == "synthetic":
         raise ValueError(f"Leave image_size out, got {image_size}: {name} gives the size already")
     if image_size is not None and image_size < 1:
