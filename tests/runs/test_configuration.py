@@ -37,6 +37,16 @@ def test_all_options_survive_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "kept"),
+    [("none", None), (None, None), ("2", 2.0), (2, 2.0), ("adaptive:0.1", "adaptive:0.1")],
+)
+def test_clipping_is_kept_in_one_form_however_it_is_written(given: object, kept: object) -> None:
+    found = Configuration.of({"clip": given})
+    assert found.clip == kept
+    assert Configuration.of(json.loads(json.dumps(found.as_mapping()))) == found
+
+
+@pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"batchsize": 3}, "batchsize is not an option of training. Did you mean batch_size?"),

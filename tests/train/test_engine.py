@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from skipless.record import Json, MetricsFile, Record, number
 from skipless.train.batches import Batches
 from skipless.train.checkpoint import Checkpoints, DamagedCheckpointWarning
-from skipless.train.engine import DivergedError, Engine, LogWindow, evaluate
+from skipless.train.engine import DivergedError, Engine, LogWindow, clip_by_unit_, evaluate
 from skipless.train.process import Process
 from skipless.train.settings import Settings
 from toy_training import Toy, run_folder, toy_data, toy_engine, toy_model
@@ -177,6 +177,37 @@ def test_gradients_are_clipped(tmp_path: Path, accumulate: int) -> None:
     )
     engine.run(run_folder(tmp_path / "run"))
     assert norms == pytest.approx([0.01] * 12, rel=1e-3)
+
+
+def test_adaptive_clipping_bounds_the_gradient_of_each_unit() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, (1, 2)), nn.Flatten(), nn.Linear(3, 1))
+    filters, biases, *last = model.parameters()
+    # Of filters whose norms are 5, 5 and 0, gradients whose norms are 10, 0.4 and 1.
+    filters.data = torch.tensor([[3.0, 0, 4, 0], [0, 5, 0, 0], [0, 0, 0, 0]]).view(3, 2, 1, 2)
+    filters.grad = torch.tensor([[0, 6.0, 0, 8], [0.4, 0, 0, 0], [0, 0, 0, 1]]).view(3, 2, 1, 2)
+    biases.data, biases.grad = torch.tensor([1.0, 2, 2]), torch.tensor([2.0, 1, 2])
+    for p in last:
+        p.grad = torch.full_like(p, 100.0)
+    clip_by_unit_(model, 0.1)
+    wanted = torch.tensor([[0, 0.3, 0, 0.4], [0.4, 0, 0, 0], [0, 0, 0, 1e-4]]).view(3, 2, 1, 2)
+    torch.testing.assert_close(filters.grad, wanted)
+    torch.testing.assert_close(biases.grad, torch.tensor([0.2, 0.1, 0.2]))  # one unit
+    assert all(p.grad is not None and bool((p.grad == 100.0).all()) for p in last)
+
+
+def test_the_engine_clips_adaptively(tmp_path: Path) -> None:
+    engine = toy_engine(replace(PLAIN, clip="adaptive:0.05"))
+    weights, shares = next(engine.model.parameters()), []
+
+    def note(*_: object) -> None:
+        assert weights.grad is not None
+        with torch.no_grad():
+            ratios = weights.grad.flatten(1).norm(dim=1) / weights.flatten(1).norm(dim=1)
+        shares.append(float(ratios.max()))
+
+    engine.optimizer.register_step_pre_hook(note)
+    engine.run(run_folder(tmp_path / "run"))
+    assert shares == pytest.approx([0.05] * 12, rel=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -367,6 +398,10 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
         {"label_smoothing": 1.0},
         {"average": 1.5},
         {"clip": 0.0},
+        {"clip": "adaptive:-1"},
+        {"clip": "adaptive:"},
+        {"clip": "adaptive2"},
+        {"clip": "agc"},
         {"keep": 0},
         {"workers": -1},
         {"log_every": 0},
@@ -375,7 +410,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
         {"warmup": -1.0},
     ],
 )
-def test_settings_that_make_no_sense_are_named(wrong: dict[str, float]) -> None:
+def test_settings_that_make_no_sense_are_named(wrong: dict[str, float | str]) -> None:
     with pytest.raises(
         ValueError, match=f"{next(iter(wrong))} must be .*, got {next(iter(wrong.values()))}"
     ):

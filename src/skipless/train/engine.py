@@ -31,6 +31,7 @@ from .process import Interruption, Process, distribute, no_sync
 from .settings import Schedule, Settings
 
 _DEFAULT_WARMUP = 5  # epochs, as in the paper (appendix D)
+_LEAST_NORM = 1e-3  # of a unit's weights, so that biases of 0 can leave it (Brock et al., 2021)
 
 
 class DivergedError(ArithmeticError):
@@ -232,14 +233,20 @@ class Engine:
             losses.append(loss.detach())
             hits.append((logits.detach().argmax(dim=1) == labels).sum())
             self.window.images += len(labels)
-        if self.settings.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        self._clip_gradients()
         self.optimizer.step()
         if self.average is not None:
             self.average.update_parameters(self.model)
         self.step += 1
         self.window.losses.append(torch.stack(losses).mean())
         self.window.hits.append(torch.stack(hits).sum())
+
+    def _clip_gradients(self) -> None:
+        match self.settings.clip:
+            case float(norm):
+                nn.utils.clip_grad_norm_(self.model.parameters(), norm)
+            case str(adaptive):
+                clip_by_unit_(self.model, float(adaptive.partition(":")[2]))
 
     def _logits_and_loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         # The teacher first, while the network keeps nothing for its backward pass yet.
@@ -342,6 +349,26 @@ class Engine:
             own = state["processes"][self.process.rank]
             restore_random_state(own["random"], self.process.device)
             self.window = LogWindow.restored(own["window"], self.process.device)
+
+
+def clip_by_unit_(model: nn.Module, ratio: float) -> None:
+    r"""Adaptive gradient clipping (Brock et al., 2021): bounds each unit's relative change.
+
+    $$g_i \leftarrow g_i \min\bigl(1, \lambda \max(\|w_i\|, 10^{-3}) / \|g_i\|\bigr)$$
+
+    where $\lambda$ is the `ratio` and $w_i$ the weights of unit i, a row of a matrix or a filter. A
+    vector of biases counts as one unit. As in the paper, the last linear layer is left alone.
+    """
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    last = {id(p) for module in linear[-1:] for p in module.parameters()}
+    for p in model.parameters():
+        if p.grad is not None and id(p) not in last:
+            unit = tuple(range(1, p.dim())) or None
+            norms = [
+                torch.linalg.vector_norm(t, dim=unit, keepdim=True) for t in (p.detach(), p.grad)
+            ]
+            longest = ratio * norms[0].clamp(min=_LEAST_NORM)
+            p.grad.mul_((longest / norms[1]).clamp(max=1.0))
 
 
 def evaluate(

@@ -6,6 +6,7 @@ The rate depends on the number of the step alone, so that a run resumes without 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, get_args
@@ -14,12 +15,34 @@ ScheduleName = Literal["step", "cosine", "constant"]
 Precision = Literal["float32", "bfloat16"]
 
 DEFAULT_MARKS = (4 / 9, 7 / 9)  # of the paper (appendix D)
+_USUAL_RATIO = 0.02
 
 
 def option(default: Any, help_: str, *, resumable: bool = False) -> Any:
     """A dataclass field with the help text of its command-line option."""
     # A resumable one may change when a run resumes, because no number depends on it.
     return field(default=default, metadata={"help": help_, "resumable": resumable})
+
+
+def parse_clip(given: str | float | None) -> str | float | None:
+    """A norm, "adaptive:RATIO" or None, whichever way it was written.
+
+    >>> parse_clip("1"), parse_clip("adaptive"), parse_clip("none")
+    (1.0, 'adaptive:0.02', None)
+    """
+    if given is None or given == "none":
+        return None
+    adaptive = re.fullmatch(r"adaptive(?::(.+))?", str(given))
+    try:
+        value = float(given if adaptive is None else adaptive[1] or _USUAL_RATIO)
+    except ValueError:
+        value = math.nan
+    if not value > 0.0:
+        raise ValueError(
+            "clip must be a norm above 0, adaptive, adaptive:RATIO with a ratio above 0, or none, "
+            f"got {given}"
+        )
+    return value if adaptive is None else f"adaptive:{value}"
 
 
 @dataclass(frozen=True)
@@ -45,7 +68,11 @@ class Settings:
     )
     accumulate: int = option(1, "Parts to split each batch into, to save memory.")
     label_smoothing: float = option(0.1, "Share of the target spread over all classes.")
-    clip: float | None = option(None, "Clip gradients to this norm.")
+    clip: str | float | None = option(
+        None,
+        "Bound the norm of the gradient, such as 1; or that of each unit, relative to its weights: "
+        "adaptive, or adaptive:0.02; or none.",
+    )
     average: float | None = option(None, "Decay of a moving average of the weights, such as 0.999.")
     precision: Precision = option("float32", "Precision of the forward pass.")  # noqa: RUF009
     channels_last: bool | None = option(
@@ -75,8 +102,7 @@ class Settings:
                 raise ValueError(f"{name} must be in [0, 1), got {given}")
         if not 0 <= self.seed < 2**32:  # each process derives its own
             raise ValueError(f"seed must be from 0 to 2^32 - 1, got {self.seed}")
-        if self.clip is not None and not self.clip > 0.0:
-            raise ValueError(f"clip must be above 0, got {self.clip}")
+        object.__setattr__(self, "clip", parse_clip(self.clip))
         if self.marks is not None and self.schedule != "step":
             raise ValueError(
                 f"marks belong to the schedule step, but the schedule is {self.schedule}. Drop "
