@@ -1,7 +1,8 @@
 """What a run leaves on disk: its setup in `run.json` and its measurements in `metrics.jsonl`.
 
 Each line of `metrics.jsonl` is an object with a `kind` ("train", "validation", "average"), the
-`step` after which it was measured, and numbers by name.
+`step` after which it was measured, and numbers by name. A run that diverges ends in a line of the
+kind "diverged": the step, its learning rate, and the last finite loss since the line before.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ Json = str | int | float | bool | None | list["Json"] | dict[str, "Json"]
 
 RUN = "run.json"
 METRICS = "metrics.jsonl"
+LOCK = "lock"  # in the folders of runs that many processes share, such as those of an item
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,13 @@ from PIL import Image
 
 from skipless.record import Json, Record
 from skipless.runs.configuration import Configuration, options
-from skipless.runs.training import build_run, read_configuration, train
+from skipless.runs.training import (
+    DEFAULT_RATES,
+    build_run,
+    load_images,
+    read_configuration,
+    train,
+)
 from skipless.train.process import Process, cores
 from skipless.train.settings import Settings
 
@@ -116,6 +122,16 @@ def test_a_resumed_run_remembers_its_earlier_starts(tmp_path: Path) -> None:
     assert len(before) == 1
     keeps = [record["configuration"]["keep"] for record in (before[0], run)]  # pyright: ignore
     assert keeps == [3, 7]
+
+
+def test_a_record_has_the_defaults_that_were_taken_and_how_many_images_judged(
+    tmp_path: Path,
+) -> None:
+    train(replace(SMALL, lr=None), tmp_path, progress=False)
+    run = Record.read(tmp_path).run
+    assert run["configuration"]["lr"] is None  # pyright: ignore
+    assert run["resolved"]["lr"] == DEFAULT_RATES[SMALL.optimizer]  # pyright: ignore
+    assert run["validation_images"] == len(load_images(SMALL).validation)
 
 
 def test_a_file_instead_of_the_folder_is_named(tmp_path: Path) -> None:

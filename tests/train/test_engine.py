@@ -310,6 +310,10 @@ def test_losses_of_a_gpu_are_looked_at_together_and_the_first_bad_one_is_named(
     # After 17 of 36 steps the weights are bad, so the 18th loss is; seen at the 20th.
     with pytest.raises(DivergedError, match=r"nan at step 18 of 36, with learning rate 0\.01\."):
         engine.run(run_folder(tmp_path / "run"))
+    *_, row = Record.read(tmp_path / "run").metrics
+    assert (row["kind"], row["step"], row["epoch"]) == ("diverged", 18, 4.5)
+    assert number(row, "learning_rate") == pytest.approx(0.01)
+    assert number(row, "loss") == engine.window.losses[1].item()  # of steps 16 to 20
 
 
 def test_a_journal_that_cannot_be_written_says_what_is_safe(
@@ -366,6 +370,13 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_what_to_know(tmp_path:
     assert "learning rate 0.1" in message
     assert (f"step-{bad - 1:08d}" if bad > 1 else "none") in message
     assert not (folder / "checkpoints" / f"step-{bad:08d}").exists()
+    (row,) = (row for row in Record.read(folder).metrics if row["kind"] == "diverged")
+    assert (row["step"], row["epoch"], row["learning_rate"]) == (bad, bad / 4, 0.1)
+    # A line for every step, and then one for this, whose loss is not finite.
+    assert "loss" not in row
+    resumed = toy_engine(replace(PLAIN, checkpoint_every=1, seed=2))
+    resumed.run(folder, resume=True)
+    assert all(row["kind"] != "diverged" for row in Record.read(folder).metrics)
 
 
 def _order(engine: Engine) -> list[list[int]]:

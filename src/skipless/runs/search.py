@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from skipless.record import METRICS, Record, write_atomically
+from skipless.record import LOCK, METRICS, Record, write_atomically
 from skipless.train.checkpoint import FOLDER as CHECKPOINTS
 from skipless.train.engine import DivergedError
 from skipless.train.process import cores, exit_with_parent, process_group
@@ -128,7 +128,7 @@ def _read_outcome(path: Path) -> Outcome:
 def _lock(folder: Path) -> Iterator[None]:
     """Hold the lock of `folder`, which the system releases when this process ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
+    with (folder / LOCK).open("w") as file:
         if sys.platform != "win32":  # without locks, two studies may train the same run
             import fcntl
 

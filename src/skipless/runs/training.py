@@ -247,11 +247,14 @@ def _write_run_json(configuration: Configuration, run: Run, process: Process, ou
         earlier = Record.read(output).run
         history = earlier.pop("before", [])
         before = [*(history if isinstance(history, list) else []), earlier]
+    given, settings = configuration.as_mapping(), run.settings.as_mapping()
     described: dict[str, Json] = {
-        "configuration": configuration.as_mapping(),
+        "configuration": given,
+        "resolved": {name: value for name, value in settings.items() if value != given[name]},
         "parameters": run.parameters,
         "shape": list(run.data.shape),
         "classes": run.data.num_classes,
+        "validation_images": len(run.data.validation),
         "teacher": run.teacher_origin,
         "solution": solution and {"activation": solution.activation, **solution.parameters},
         "processes": process.world,

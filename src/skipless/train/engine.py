@@ -199,7 +199,8 @@ class Engine:
             stop, diverged = self.process.any_rank([interruption.requested, diverged])
             if diverged:
                 back, loss = self.window.first_bad_loss() or (0, math.nan)  # nan: another process's
-                raise self._divergence_error(f"The loss is {loss}", self.step - back, checkpoints)
+                what = f"The loss is {loss}"
+                raise self._divergence_error(what, self.step - back, checkpoints, log)
             if self._log_due():
                 rate = {"learning_rate": self.optimizer.param_groups[0]["lr"]}
                 self._write(log, "train", rate | self.window.summarize(self.process))
@@ -282,13 +283,19 @@ class Engine:
         due = self._log_due() or self._checkpoint_due()
         return due and self.window.first_bad_loss() is not None
 
-    def _divergence_error(self, what: str, step: int, checkpoints: Checkpoints) -> DivergedError:
-        rate = max(group["initial_lr"] for group in self.optimizer.param_groups)
+    def _divergence_error(
+        self, what: str, step: int, checkpoints: Checkpoints, log: RunLog | None
+    ) -> DivergedError:
+        """The error, which is also noted in the log."""
+        initial = max(group["initial_lr"] for group in self.optimizer.param_groups)
+        rate = initial * self.schedule.factor(step - 1)
+        finite = [loss for loss in _to_floats(self.window.losses) if math.isfinite(loss)]
+        last = {"loss": finite[-1]} if finite else {}
+        self._write(log, "diverged", {"learning_rate": rate, **last}, step)
         return DivergedError(
-            f"{what} at step {step} of {self.total}, with learning rate "
-            f"{rate * self.schedule.factor(step - 1):.4g}. The last good checkpoint is "
-            f"{checkpoints.describe_newest()}. Lower the learning rate, lengthen the warm-up, or "
-            "clip gradients."
+            f"{what} at step {step} of {self.total}, with learning rate {rate:.4g}. The last good "
+            f"checkpoint is {checkpoints.describe_newest()}. Lower the learning rate, lengthen the "
+            "warm-up, or clip gradients."
         )
 
     def _log_due(self) -> bool:
@@ -298,10 +305,13 @@ class Engine:
         period = self.settings.checkpoint_every or self.training.steps
         return self.step % period == 0 or self.step == self.total
 
-    def _write(self, log: RunLog | None, kind: str, values: dict[str, float]) -> None:
+    def _write(
+        self, log: RunLog | None, kind: str, values: dict[str, float], step: int | None = None
+    ) -> None:
         if log is not None:
-            epoch = self.step / self.training.steps
-            log.write(kind, self.step, {"epoch": epoch, **values, "seconds": self.seconds})
+            step = step or self.step
+            epoch = step / self.training.steps
+            log.write(kind, step, {"epoch": epoch, **values, "seconds": self.seconds})
 
     def _evaluate(self, log: RunLog | None, interruption: Interruption) -> bool:
         """Evaluate if it is due and was not done before a stop; False if a signal stopped it."""
@@ -322,7 +332,7 @@ class Engine:
 
     def _save(self, checkpoints: Checkpoints, log: RunLog | None) -> None:
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
-            raise self._divergence_error("A weight is not finite", self.step, checkpoints)
+            raise self._divergence_error("A weight is not finite", self.step, checkpoints, log)
         if self.curvature_optimizer is not None:
             self.curvature_optimizer.synchronize()
         own = {"random": random_state(self.process.device), "window": self.window.state()}

@@ -81,7 +81,7 @@ class RunLog(AbstractContextManager["RunLog"]):
                 self._write_event(step, summary={"value": [content]})
         if kind == "train":
             self._bar_texts |= {name: text.format(values[name]) for name, text in _BAR.items()}
-        else:
+        elif "top1" in values:
             self._bar_texts[kind] = f"{kind} {values['top1']:.1%}"
         self._bar.set_postfix_str(", ".join(self._bar_texts.values()), refresh=False)
 
