@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from html_pages import Reader
 from skipless.record import METRICS, RUN, Json, Record
-from skipless.report.charts import HEADER, runs_section
 from skipless.report.figures import CMapCurve
 from skipless.report.page import sections_page
+from skipless.report.runs import runs_section
+from skipless.report.sections import Section
 from skipless.report.svg import Chart, Line
 
 RUN_JSON: dict[str, Json] = {
@@ -48,26 +50,28 @@ def titles(charts: Sequence[Chart]) -> list[tuple[str, str]]:
     return [(chart.title, chart.x.name) for chart in charts]
 
 
+def cells(section: Section) -> dict[str, dict[str, str]]:
+    """The cells of each run by the names of their columns."""
+    return {name: dict(zip(section.header[1:], own, strict=True)) for name, *own in section.rows}
+
+
 def lines(chart: Chart) -> dict[str, Line]:
     return {line.label: line for line in chart.lines}
 
 
 def test_the_table_holds_the_numbers_of_the_record(tmp_path: Path) -> None:
     section = runs_section([run(tmp_path / "first", rows(0.8125, speed=2.02))])
-    (row,) = section.rows
-    assert dict(zip(section.header, row, strict=True)) == {
-        "run": "first",
-        "model": "mlp:50, tat",
-        "optimizer": "lars",
-        "learning rate": "0.03",
-        "epochs": "2",
+    assert cells(section)["first"] == {
+        "best": "87.5%",
+        "last": "81.2%",
         "training accuracy": "93.8%",  # 1 - 0.25 / 4
         "training loss": "0.25",
-        "validation": "81.2%",
-        "best": "87.5%",
+        "epochs": "2",
         "seconds": "40",
+        "ending": "finished",
     }
     assert dict(section.facts) == {
+        "Settings": "model mlp:50, method tat, optimizer lars, lr 0.03, epochs 2",
         "Versions": "python 3.11.7, torch 2.13.0",
         "Machine": "Linux x86_64, 2 cores, 1 thread, A100, A100",
         "Dates": "2026-11-16",
@@ -76,10 +80,14 @@ def test_the_table_holds_the_numbers_of_the_record(tmp_path: Path) -> None:
 
 def test_the_charts_show_losses_and_accuracies_where_they_were_measured(tmp_path: Path) -> None:
     section = runs_section([run(tmp_path / "first", rows(0.8125))])
-    loss, accuracy = section.charts
+    loss, validation, training, accuracy = section.charts
     assert lines(loss)["first"].points == [(0.5, 2.0), (1.0, 1.0), (1.5, 0.5), (2.0, 0.25)]
+    assert lines(validation)["first"].points == [(1.0, 1.0), (2.0, 0.25)]
+    assert lines(training)["first"].points == [(0.5, 50), (1.0, 75), (1.5, 87.5), (2.0, 93.75)]
     assert lines(accuracy)["first"].points == [(1.0, 87.5), (2.0, 81.25)]
     assert lines(accuracy)["first"].value == "81.2%"
+    assert loss.y == validation.y
+    assert training.y == accuracy.y
 
 
 @pytest.mark.parametrize(("speed", "by_time"), [(1.05, False), (1.5, True)])
@@ -88,11 +96,11 @@ def test_runs_of_different_speed_are_also_shown_by_time(
 ) -> None:
     records = [run(tmp_path / "a", rows(0.8)), run(tmp_path / "b", rows(0.7, speed))]
     charts = runs_section(records).charts
-    both = [("Training loss", "epoch"), ("Validation accuracy", "epoch")]
-    timed = [(title, "seconds of training") for title, _ in both]
-    assert titles(charts) == both + timed * by_time
+    four = ("Training loss", "Validation loss", "Training accuracy", "Validation accuracy")
+    timed = [(title, "seconds of training") for title in (four[0], four[3])]
+    assert titles(charts) == [(title, "epoch") for title in four] + timed * by_time
     if by_time:
-        assert lines(charts[3])["b"].points == [(15.0, 87.5), (30.0, pytest.approx(70.0))]
+        assert lines(charts[5])["b"].points == [(15.0, 87.5), (30.0, pytest.approx(70.0))]
 
 
 def test_of_many_runs_the_charts_show_the_six_best_and_say_so(tmp_path: Path) -> None:
@@ -102,9 +110,10 @@ def test_of_many_runs_the_charts_show_the_six_best_and_say_so(tmp_path: Path) ->
     section = runs_section(records)
     assert len(section.rows) == 9
     for chart in section.charts:
-        assert [line.label for line in chart.lines] == ["r1", "r3", "r4", "r5", "r6", "r7"]
+        assert [line.label for line in chart.lines] == ["r1", "r3", "r5", "r7", "r6", "r4"]
         assert [line.style for line in chart.lines] == list(range(6))
-    assert "The charts show the 6 runs with the best validation accuracy." in section.introduction
+    assert [row[0] for row in section.rows][6:] == ["r2", "r0", "never"]
+    assert "The charts show the first 6 runs of the table." in section.introduction
     assert "The charts" not in runs_section(records[:6]).introduction
 
 
@@ -114,18 +123,133 @@ def test_runs_in_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert [row[0] for row in section.rows] == ["a/run", "b/run", "c"]
 
 
-def test_a_run_that_ended_early_says_how_far_it_came(tmp_path: Path) -> None:
-    (row,) = runs_section([run(tmp_path / "a", rows(0.8)[:3])]).rows
-    assert row[HEADER.index("epochs")] == "1 of 2"
+def test_a_run_that_ended_early_says_how_far_it_came_and_how_to_resume(tmp_path: Path) -> None:
+    folder = tmp_path / "a b"
+    section = runs_section([run(folder, rows(0.8)[:3])])  # one of two epochs of ten steps
+    assert cells(section)["a b"]["epochs"] == "1 of 2"
+    assert cells(section)["a b"]["ending"] == "unfinished"
+    again = f"Resume: skipless train --resume --output '{folder}'"
+    assert section.conclusion[1] == f"Unfinished: a b, last seen at step 10 of 20. {again}"
 
 
-def test_a_loss_that_became_no_number_is_called_diverged(tmp_path: Path) -> None:
-    end: dict[str, Json] = {"kind": "train", "step": 25, "epoch": 2.5, "loss": None}
-    section = runs_section([run(tmp_path / "a", [*rows(0.8), end])])
-    assert section.rows[0][HEADER.index("training loss")] == "diverged"
+def test_a_run_without_its_last_evaluation_is_unfinished(tmp_path: Path) -> None:
+    section = runs_section([run(tmp_path / "a", rows(0.8)[:-1])])
+    assert cells(section)["a"]["ending"] == "unfinished"
+
+
+def test_runs_that_nothing_was_measured_of_say_so(tmp_path: Path) -> None:
+    section = runs_section([run(tmp_path / "a", [])])
+    assert section.conclusion[0] == "No run has been evaluated yet."
+    assert section.conclusion[1].startswith("Unfinished: a, last seen before its first line. ")
+
+
+DIVERGED: dict[str, Json] = {
+    "kind": "diverged", "step": 13, "epoch": 1.3, "learning_rate": 0.5, "loss": 1e9,
+}  # fmt: skip
+
+
+def test_a_run_that_diverged_says_when_and_at_what_rate_and_leaves_its_chart_at_the_top(
+    tmp_path: Path,
+) -> None:
+    records = [
+        run(tmp_path / "lost", [*rows(0.8)[:3], DIVERGED]),
+        run(tmp_path / "kept", rows(0.8)),
+    ]
+    section = runs_section(records)
+    assert [row[0] for row in section.rows] == ["kept", "lost"]  # though both are best with 87.5 %
+    assert cells(section)["lost"]["ending"].split() == ["diverged", "at", "step", "13"]
+    assert cells(section)["lost"]["training loss"] == "1e+09"
+    assert section.conclusion[1:] == [
+        "Diverged: lost, at step 13 of 20, with learning rate 0.5; the last finite loss is 1e+09."
+    ]
+    chart = section.charts[0]
+    line = lines(chart)["lost"]
+    assert (line.value, line.broken_off) == ("diverged", True)
+    assert line.points == [(0.5, 2.0), (1.0, 1.0), (pytest.approx(1.3), chart.y.high)]
+    assert chart.y.high < 10  # and not 1e9, where the other run would be flat
+    assert not lines(chart)["kept"].broken_off
+
+
+def test_a_loss_that_is_no_number_in_a_record_of_an_earlier_version_is_a_divergence(
+    tmp_path: Path,
+) -> None:
+    end: dict[str, Json] = {"kind": "train", "step": 15, "epoch": 1.5, "loss": None}
+    section = runs_section([run(tmp_path / "a", [*rows(0.8)[:3], end])])
+    assert section.conclusion[-1] == "Diverged: a, at step 15 of 20; the last finite loss is 1."
     line = lines(section.charts[0])["a"]
     assert (line.value, line.broken_off) == ("diverged", True)
     assert math.isnan(line.points[-1][1])
+
+
+def test_of_many_runs_that_diverged_five_are_named(tmp_path: Path) -> None:
+    section = runs_section([run(tmp_path / f"r{n}", [DIVERGED]) for n in range(8)])
+    named = [words for words in section.conclusion if words.startswith("Diverged: ")]
+    assert len(named) == 5
+    assert section.conclusion[-1] == "3 more diverged: see the table."
+    assert all("diverged" in row["ending"] for row in cells(section).values())
+
+
+def said(**given: Json) -> dict[str, Json]:
+    """RUN_JSON with other values in its configuration."""
+    configuration = RUN_JSON["configuration"]
+    assert isinstance(configuration, dict)
+    return {**RUN_JSON, "configuration": {**configuration, **given}}
+
+
+def test_settings_that_differ_are_columns_and_those_that_do_not_are_said_once(
+    tmp_path: Path,
+) -> None:
+    first = {**said(lr=None, clip=1.0, threads=4), "resolved": {"lr": 0.003, "workers": 2}}
+    records = [
+        run(tmp_path / "a", rows(0.8), first),
+        run(tmp_path / "b", rows(0.9), said(lr=0.1, nesterov=True)),
+    ]
+    defaults: dict[str, Json] = {"lr": None, "clip": None, "nesterov": None, "seed": 0}
+    section = runs_section(records, None, {**defaults, "threads": None, "epochs": 90})
+    assert section.header[:4] == ["run", "lr", "clip", "nesterov"]
+    assert [row[:4] for row in section.rows] == [
+        ["b", "0.1", "–", "yes"],
+        ["a", "0.003", "1", "–"],
+    ]
+    assert section.facts["Settings of all"] == (
+        "epochs 2, model mlp:50, method tat, optimizer lars"
+    )
+    assert section.conclusion[0].startswith("Best: b (lr 0.1, nesterov yes) classifies 90.0% of")
+
+
+# Two standard errors of the difference at p = 0.97, n = 1000 are 2 sqrt(2 * 0.0291 / 1000) = 1.53 %
+@pytest.mark.parametrize(("second", "level"), [(0.956, True), (0.953, False)])
+def test_the_best_run_is_named_with_those_that_may_be_as_good(
+    tmp_path: Path, second: float, level: bool
+) -> None:
+    many: dict[str, Json] = {**said(), "validation_images": 1000}
+    records = [run(tmp_path / n, rows(t), many) for n, t in (("a", second), ("b", 0.97))]
+    (sentence,) = runs_section(records).conclusion
+    best = "Best: b classifies 97.0% of the 1,000 validation images correctly, at epoch 2."
+    assert sentence == best + (
+        " A gap of up to 1.5 points can be chance on so few images: a may be as good."
+        if level
+        else f" Next: a, {second:.1%}."
+    )
+
+
+def test_runs_on_different_data_are_not_compared(tmp_path: Path) -> None:
+    records = [
+        run(tmp_path / "a", rows(0.9), said(data="digits")),
+        run(tmp_path / "b", rows(0.95), said(data="cifar10")),
+    ]
+    assert [words.split(" classifies")[0] for words in runs_section(records).conclusion] == [
+        "On cifar10: Best: b (data cifar10)",
+        "On digits: Best: a (data digits)",
+    ]
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    records = [run(tmp_path / "<b>x & y", rows(0.8)), run(tmp_path / "<i>", [DIVERGED])]
+    page = sections_page("Runs", [runs_section(records)])
+    assert "<b>x & y" in Reader(page).within("th")
+    assert "<b>x" not in page
+    assert "<i>" not in page
 
 
 GAPS: list[tuple[Json, list[Json]]] = [
@@ -151,8 +275,8 @@ def test_a_record_with_gaps_is_reported_beside_a_whole_one(
     records = [run(tmp_path / "gaps", metrics, said), run(tmp_path / "whole", rows(0.8))]
     for chosen in (records[:1], records):
         section = runs_section(chosen)
-        assert all(len(row) == len(HEADER) for row in section.rows)
-        page = sections_page("Runs", "", [section])
+        assert all(len(row) == len(section.header) for row in section.rows)
+        page = sections_page("Runs", [section])
         assert "nan" not in page.split("</style>")[1]
         assert "inf" not in page.split("</style>")[1]
 
@@ -166,7 +290,7 @@ def c_map(power: int) -> CMapCurve:
 def test_c_maps_keep_the_style_of_their_run_and_equal_ones_share_a_line(tmp_path: Path) -> None:
     records = [run(tmp_path / name, rows(0.8)) for name in "abcd"]
     curves = {records[1].folder: c_map(3), records[2].folder: c_map(5), records[3].folder: c_map(3)}
-    whole, layers = runs_section(records, curves).charts[2:]
+    whole, layers = runs_section(records, curves).charts[4:]
     for chart in (whole, layers):
         assert [(line.label, line.style) for line in chart.lines] == [("b and 1 more", 1), ("c", 2)]
     assert lines(whole)["c"].value == "c: 0 → 0.969"  # 1 - 1/32

@@ -1,6 +1,7 @@
 """A report of a deployment says what its figures say, and the figures are those of the files."""
 
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from skipless.runs.deploy import (
     deployment_section,
     load_batches,
     measure_accuracy,
+    write_report,
 )
 from skipless.train.arrays import ArraySplit
 from skipless.train.data import Data, load_data
@@ -37,7 +39,7 @@ def figures(name: str, *, peak: int | None, latency: float, disk: int = MEBIBYTE
     )
 
 
-REPORTED = Deployment(
+REPORTED = Deployment(  # as of a network without the shortcuts of its baseline
     "net",
     (3, 8, 8),
     "bytes",
@@ -46,7 +48,7 @@ REPORTED = Deployment(
         ORIGINAL: figures("as it is", peak=3_000_000, latency=0.004),
         FOLDED: figures("folded", peak=3_000_000, latency=0.002, disk=1500),
         INT8: figures("INT8", peak=None, latency=0.001),
-        BASELINE: figures("peer", peak=4_000_000, latency=0.003),
+        BASELINE: replace(figures("peer", peak=4_000_000, latency=0.003), joins=8),
     },
     (),
     2e-6,
@@ -97,6 +99,32 @@ def test_every_verdict_depends_on_its_figures() -> None:
     assert holds(replace(REPORTED, remaining=("2 reads 1 plus 3",)), "are folded") is False
     worse = {**REPORTED.accuracy, INT8: Accuracy(0.885, 0.95, 200)}
     assert holds(replace(REPORTED, accuracy=worse), "INT8 loses") is False
+
+
+def test_verdicts_are_there_only_where_they_apply() -> None:
+    memory, int8 = "less activation memory", "INT8 loses"
+    both = changed(FOLDED, joins=8)  # an MLP and its peer have none, two ResNets as many
+    assert not any(memory in claim for claim in verdicts(both))
+    assert not any(memory in claim for claim in verdicts(changed(BASELINE, joins=0)))
+    assert holds(changed(FOLDED, joins=3), memory) is True
+    without = replace(REPORTED, accuracy={FOLDED: Accuracy(0.9, 1.0, 200)})
+    assert not any(int8 in claim for claim in verdicts(without))
+    unknown = {"peak_memory": None, "measured_peak_memory": None}
+    known = [replace(own, **unknown) for own in REPORTED.figures.values()]  # pyright: ignore
+    nothing = replace(REPORTED, figures=dict(zip(REPORTED.figures, known, strict=True)))
+    assert not any("memory" in claim for claim in verdicts(nothing))
+    assert None not in verdicts(nothing).values()
+
+
+def test_the_pages_have_every_verdict_once_and_the_text_is_short(tmp_path: Path) -> None:
+    text = write_report(REPORTED, tmp_path)
+    page = unescape((tmp_path / "report.html").read_text(encoding="utf-8"))
+    for claim in verdicts(REPORTED):
+        for shown in (text, page, (tmp_path / "report.md").read_text(encoding="utf-8")):
+            assert " ".join(shown.split()).count(claim) == 1
+    assert "Peak activation memory is that of the best order" in page
+    assert "Peak activation memory is that of the best order" not in text
+    assert text.endswith(f"Files: {tmp_path}\nPage: {tmp_path / 'report.html'}")
 
 
 def test_the_report_names_files_whose_orders_were_not_searched() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from skipless.record import METRICS, RUN, Record
+from skipless.record import LOCK, METRICS, RUN, Record
 from skipless.tables import table
 
 from . import output_option, print_warnings, requires
@@ -105,10 +105,11 @@ def _select_items(names: tuple[str, ...], items: dict[str, Item]) -> list[Item]:
 @click.argument("records", nargs=-1, required=True, type=click.Path(path_type=Path))
 @output_option("The page, a self-contained file ending in .html.", "report.html")
 def report(records: Sequence[Path], output: Path) -> None:
-    """Show RECORDS side by side on one HTML page: tables, verdicts and charts.
+    """Show RECORDS side by side on one HTML page.
 
-    RECORDS are folders of runs of skipless train, folders that contain some at any depth, or
-    *.jsonl files of skipless reproduce, or folders of those.
+    RECORDS are folders of runs of skipless train, or folders that contain some at any depth; or
+    *.jsonl files of skipless reproduce, or folders of those. Runs get curves, settings, and what
+    is best, diverged or unfinished; results get tables and verdicts on claims.
 
     \b
     Examples:
@@ -140,7 +141,10 @@ def report(records: Sequence[Path], output: Path) -> None:
 
             sections += read_sections(results, curves=True)
     title = "Runs and results" if runs and results else "Runs" if runs else "Results"
-    click.echo(write_sections_page(output, title, "", sections))
+    page = write_sections_page(output, title, sections)
+    for sentence in (sentence for one in sections for sentence in one.conclusion):
+        click.echo(sentence)
+    click.echo(f"Page: {page}")
 
 
 def _find_records(paths: Iterable[Path]) -> tuple[list[Record], list[Path]]:
@@ -164,14 +168,22 @@ def _find_at(path: Path) -> tuple[list[Record], list[Path]]:
     if not path.is_dir():
         raise ValueError(f"{path} is not a record. Name {_RECORDS}.")
     folders = {file.parent for file in path.rglob(RUN)}
+    found = sorted(file for file in path.rglob("*.jsonl") if file.name != METRICS)
+    files = [file for file in found if file.parent not in folders]
+    own = {folder for folder in folders if not (folder / LOCK).exists()}
+    if own and files:
+        where = ", ".join(sorted({str(file.parent) for file in files}))
+        click.echo(
+            f"note: left out results of skipless reproduce; to see them, name {where}", err=True
+        )
+    # The runs of an item are in its results.
+    folders, files = (own, []) if own else (set() if files else folders, files)
     records = []
     for folder in sorted(folders):
         try:
             records.append(Record.read(folder))
         except (ValueError, OSError) as error:  # the user did not name it
             click.echo(f"note: skipped {folder}: {error}", err=True)
-    found = sorted(file for file in path.rglob("*.jsonl") if file.name != METRICS)
-    files = [file for file in found if file.parent not in folders]
     if not records and not files:
         raise FileNotFoundError(f"{path} contains no records. Name {_RECORDS}.")
     return records, files

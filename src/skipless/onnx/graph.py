@@ -85,6 +85,12 @@ class OnnxGraph:
         return dict(Counter(operation.kind for operation in self.operations).most_common())
 
     @cached_property
+    def joins(self) -> int:
+        """Sums and concatenations of activations, where shortcuts and branches end."""
+        ends = (o for o in self.operations if o.kind in ("Add", "Sum", "Concat"))
+        return sum(len(operation.reads) > 1 for operation in ends)
+
+    @cached_property
     def multiply_adds(self) -> int:
         """Those of convolutions, matrix products and recurrent layers; sums do not count."""
         total = 0

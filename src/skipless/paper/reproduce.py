@@ -57,7 +57,7 @@ def report_item(
     for name, drawing in chart_files([section]).items():
         write_atomically(place.folder / name, drawing)
     with_curves = replace(section, charts=[*section.charts, *training_charts(item, results)])
-    page = write_sections_page(path.with_suffix(".html"), item.title, "", [with_curves])
+    page = write_sections_page(path.with_suffix(".html"), item.title, [with_curves])
     return f"{section_text(section)}\n\nResults: {path}\nPage: {page}\n"
 
 

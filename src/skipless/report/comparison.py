@@ -144,7 +144,7 @@ def conclusion(comparison: NetworkComparison) -> str:
     ranked = sorted(learned, key=lambda one: -one.accuracy)
     sentences = _ranking(ranked, comparison.validation_images) if ranked else []
     if diverged:
-        sentences.append(f"{_join(diverged)} diverged at every learning rate tried.")
+        sentences.append(f"{join(diverged)} diverged at every learning rate tried.")
     return " ".join(sentences)
 
 
@@ -154,7 +154,7 @@ def _ranking(ranked: Sequence[Contestant], images: int) -> list[str]:
     first = [one for one in ranked if _percent(one.accuracy) == _percent(best.accuracy)]
     behind = ranked[len(first) :]
     right = f"{_percent(best.accuracy)} of the {images:,} validation images right"
-    names = _join([one.label for one in first])
+    names = join([one.label for one in first])
     if len(first) > 1:
         sentence = f"{names} come first together: each gets {right}"
     else:
@@ -165,18 +165,18 @@ def _ranking(ranked: Sequence[Contestant], images: int) -> list[str]:
         f"({_percent(one.accuracy)})"
         for number, one in enumerate(behind)
     ]
-    sentences = [f"{sentence}{', ' if gaps else ''}{_join(gaps)}."]
-    chance = _chance_gap(best.accuracy, images)
+    sentences = [f"{sentence}{', ' if gaps else ''}{join(gaps)}."]
+    chance = chance_gap(best.accuracy, images)
     close = [one.label for one in ranked if best.accuracy - one.accuracy <= chance]
     if len(close) > len(first):
         sentences.append(
             f"On so few images, a gap of up to {100 * chance:.1f} points can be "
-            f"chance, so {_join(close)} are about level."
+            f"chance, so {join(close)} are about level."
         )
     return sentences
 
 
-def _chance_gap(accuracy: float, images: int) -> float:
+def chance_gap(accuracy: float, images: int) -> float:
     """Two standard errors of the difference between two networks of the same accuracy.
 
     With independent answers on n images, each right with probability p: 2 √(2 p (1 - p) / n). An
@@ -186,7 +186,8 @@ def _chance_gap(accuracy: float, images: int) -> float:
     return 2 * math.sqrt(2 * p * (1 - p) / images)
 
 
-def _join(words: Sequence[str]) -> str:
+def join(words: Sequence[str]) -> str:
+    """Words in a row, with "and" before the last."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 

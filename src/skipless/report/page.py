@@ -82,9 +82,10 @@ def html_table(
     )
 
 
-def html_row(name: str, cells: Iterable[str]) -> str:
-    """A row of a table from HTML: its name, and its cells."""
-    return f'<tr><th scope="row">{name}</th>{"".join(cells)}</tr>'
+def html_row(name: str, cells: Iterable[str], kind: str = "") -> str:
+    """A row of a table from HTML: its name, and its cells; of the kind "part", it is indented."""
+    own = f' class="{kind}"' if kind else ""
+    return f'<tr{own}><th scope="row">{name}</th>{"".join(cells)}</tr>'
 
 
 def html_facts(caption: str, facts: Mapping[str, str]) -> str:
@@ -95,17 +96,17 @@ def html_facts(caption: str, facts: Mapping[str, str]) -> str:
 
 
 def write_sections_page(
-    path: Path, title: str, introduction: str, sections: Sequence[Section]
+    path: Path, title: str, sections: Sequence[Section], *, summary: bool = True
 ) -> Path:
     """Write the page to `path`, whose folder must exist, and return it."""
-    return write_document(path, sections_page(title, introduction, sections))
+    return write_document(path, sections_page(title, sections, summary=summary))
 
 
-def sections_page(title: str, introduction: str, sections: Sequence[Section]) -> str:
-    """The page as text: the verdicts on all claims, then every section."""
+def sections_page(title: str, sections: Sequence[Section], *, summary: bool = True) -> str:
+    """The page as text: with `summary` the verdicts on all claims, then every section."""
     require_distinct(sections)
-    words = f"<p>{escape(introduction)}</p>\n" if introduction else ""
-    return html_document(title, words + _summary(sections), [_section(one) for one in sections])
+    header = _summary(sections) if summary else ""
+    return html_document(title, header, [_section(one) for one in sections])
 
 
 def _summary(sections: Sequence[Section]) -> str:
@@ -118,7 +119,9 @@ def _summary(sections: Sequence[Section]) -> str:
         claims = (f'<span class="claim">{_judged(verdict)}</span>' for verdict in one.verdicts)
         link = f'<a href="#{escape(one.name)}">{escape(one.title)}</a>'
         items.append(f"<li>{link}{''.join(claims)}</li>\n")
-    count = f"Of {len(verdicts)} claims, {_count(verdicts)}." if len(verdicts) > 1 else ""
+    concluded = any(one.conclusion for one in sections)  # then the claims are not the main thing
+    counted = len(verdicts) > 1 and not concluded
+    count = f"Of {len(verdicts)} claims, {_count(verdicts)}." if counted else ""
     return f'<p class="conclusion">{count}</p>\n' * bool(count) + f"<ul>\n{''.join(items)}</ul>\n"
 
 
@@ -138,6 +141,9 @@ def _judged(verdict: Verdict) -> str:
 
 def _section(one: Section) -> str:
     parts = [f"<p>{escape(one.introduction)}</p>\n"] if one.introduction else []
+    if one.conclusion:
+        items = "".join(f"<li>{escape(sentence)}</li>\n" for sentence in one.conclusion)
+        parts.insert(0, f'<ul class="conclusion">\n{items}</ul>\n')
     if one.verdicts:
         items = "".join(
             f"<li>{_judged(verdict)}"
@@ -162,5 +168,6 @@ def _table(one: Section) -> str:
     rows = []
     for name, *others in one.rows:
         cells = zip(others, kinds[1:], strict=True)
-        rows.append(html_row(escape(name), (f"<td{kind}>{escape(c)}</td>" for c, kind in cells)))
+        html = (f"<td{kind}>{escape(c)}</td>" for c, kind in cells)
+        rows.append(html_row(escape(name.strip()), html, "part" if name.startswith(" ") else ""))
     return html_table(one.title, list(map(escape, one.header)), rows, "numbers", kinds)

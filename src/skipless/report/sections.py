@@ -48,10 +48,11 @@ class Section:
     title: str
     introduction: str
     header: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str]]  # a label that starts with spaces is part of the row above
     verdicts: Sequence[Verdict] = ()
     charts: Sequence[Chart] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+    conclusion: Sequence[str] = ()  # sentences
 
 
 def require_distinct(sections: Sequence[Section]) -> None:
@@ -136,7 +137,11 @@ def _markdown_section(section: Section) -> str:
     if section.rows:
         numeric = numeric_columns(len(section.header), section.rows)
         rules = ["---:" if right else ":---" for right in numeric]
-        lines = [map(escape, section.header), rules, *(map(escape, row) for row in section.rows)]
+        rows = (
+            ["&emsp;" * row[0].startswith(" ") + escape(row[0]), *map(escape, row[1:])]
+            for row in section.rows
+        )
+        lines = [map(escape, section.header), rules, *rows]
         parts.append("".join(f"| {' | '.join(line)} |\n" for line in lines))
     if section.verdicts:
         claims = ((v.word, f"{escape(v.claim)} {escape(v.evidence)}") for v in section.verdicts)

@@ -190,7 +190,7 @@ def _candidate_of(
 ) -> Candidate:
     """A network of ours, whose description names the options that are not the default."""
     given = {n: v for n in _NETWORK[1:] if (v := getattr(configuration, n)) not in (None, False)}
-    words = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given.items())
+    words = ", ".join(f"{n.replace('_', ' ')} {v}".removesuffix(".0") for n, v in given.items())
     name, normalize = configuration.model, input_normalization(configuration)
     description = f"{name}{f' ({words})' * bool(words)}, {weights}"
     read = _input_shape(configuration, shape)

@@ -11,7 +11,7 @@ import copy
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -81,6 +81,7 @@ class FileMetrics:
     peak_memory: int | None = None  # computed from the graph
     measured_peak_memory: int | None = None
     best_order: bool = False
+    joins: int = 0  # of activations: sums and concatenations, as at the end of a shortcut
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -261,17 +262,20 @@ class _Files:
             measured = measure_peak_memory(path, schedule, self.batch.numpy())
         except UnknownShapeError as error:
             unknown["peak_memory"] = error.node
-        return FileMetrics(*own, operations, peak, measured, optimal, unknown)
+        return FileMetrics(*own, operations, peak, measured, optimal, graph.joins, unknown)
 
 
 def write_report(given: Deployment, output: Path) -> str:
     """Writes the report into `output` in all its forms; returns it as text."""
     section = deployment_section(given)
     title = f"Deployed: {given.description}"
+    printed = replace(
+        section, title=title, facts={k: v for k, v in section.facts.items() if k != "memory"}
+    )
     write_atomically(output / "report.json", json.dumps(asdict(given), indent=2) + "\n")
     write_atomically(output / "report.md", f"# {escape_markdown(title)}\n\n{markdown([section])}")
-    page = write_sections_page(output / "report.html", title, "", [section])
-    return f"{section_text(section)}\n\nEverything is in {page.parent}."
+    page = write_sections_page(output / "report.html", title, [section], summary=False)
+    return f"{section_text(printed)}\n\nFiles: {output}\nPage: {page}"
 
 
 def deployment_section(given: Deployment) -> Section:
@@ -289,7 +293,7 @@ def deployment_section(given: Deployment) -> Section:
         )
     return Section(
         "deployment",
-        given.description,
+        "Costs of the files",
         " ".join(notes),
         ["", *(given.figures[kind].name for kind in kinds)],
         list(_rows(given, kinds)),
@@ -328,7 +332,7 @@ def _rows(given: Deployment, kinds: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _verdicts(given: Deployment) -> Iterator[Verdict]:
-    folded, other = given.figures[FOLDED], given.figures.get(BASELINE)
+    """Verdicts on all claims that can be made of the network."""
     relative = given.difference / given.largest_output if given.largest_output else 0.0
     yield Verdict(
         "The file reproduces the network's outputs, to within 1e-4 of the largest.",
@@ -339,41 +343,40 @@ def _verdicts(given: Deployment) -> Iterator[Verdict]:
     yield Verdict(
         "Constants of activations and BatchNorms are folded into layers.",
         not given.remaining,
-        f"Operators left: {', '.join(folded.operators)}.",
+        f"Operators left: {', '.join(given.figures[FOLDED].operators)}.",
     )
-    yield _memory_verdict(given)
-    if other is not None and folded.peak_memory is not None and other.peak_memory:
-        saved = 1.0 - folded.peak_memory / other.peak_memory
-        evidence = (
-            f"{_megabytes(folded.peak_memory)} against {_megabytes(other.peak_memory)}: "
-            f"{abs(saved):.1%} {'less' if saved >= 0.0 else 'more'}."
+    yield from _memory_verdicts(given)
+    if (after := given.accuracy.get(INT8)) is not None:
+        before = given.accuracy[FOLDED].top1
+        yield Verdict(
+            "INT8 loses no more than one point of top-1 accuracy.",
+            after.top1 >= before - _KEEPS,
+            f"{before:.2%} before, {after.top1:.2%} after; {after.agreement:.2%} of the "
+            "predictions are the same.",
         )
-        claim = f"It needs less activation memory than {other.name}."
-        yield Verdict(claim, saved > 0.0, evidence if saved else "as much.")
-    claim = "INT8 loses no more than one point of top-1 accuracy."
-    if (after := given.accuracy.get(INT8)) is None:
-        yield Verdict(claim, None, "")
+
+
+def _memory_verdicts(given: Deployment) -> Iterator[Verdict]:
+    if counted := [f for f in given.figures.values() if f.peak_memory is not None]:
+        pairs = ((f.peak_memory, f.measured_peak_memory) for f in counted)
+        unsearched = ", ".join(f.name for f in counted if not f.best_order)
+        evidence = f"Too many orders to search, so the file's own is used: {unsearched}."
+        yield Verdict(
+            "The computed peak of activation memory matches a measured run, to within 1 %.",
+            all(c and m and abs(m - c) <= _CONFIRMS * c for c, m in pairs),
+            evidence if unsearched else "",
+        )
+    folded, other = given.figures[FOLDED], given.figures.get(BASELINE)
+    if other is None or folded.joins >= other.joins:  # there were no shortcuts to save
         return
-    before = given.accuracy[FOLDED].top1
-    yield Verdict(
-        claim,
-        after.top1 >= before - _KEEPS,
-        f"{before:.2%} before, {after.top1:.2%} after; {after.agreement:.2%} of the predictions "
-        "are the same.",
-    )
-
-
-def _memory_verdict(given: Deployment) -> Verdict:
-    claim = "The computed peak of activation memory matches a measured run, to within 1 %."
-    unknown = [f.name for f in given.figures.values() if "peak_memory" in f.unknown]
-    if unknown:
-        return Verdict(claim, None, f"Unknown for {', '.join(unknown)}.")
-    counted = [f for f in given.figures.values() if f.peak_memory is not None]
-    pairs = ((f.peak_memory, f.measured_peak_memory) for f in counted)
-    confirmed = all(c and m and abs(m - c) <= _CONFIRMS * c for c, m in pairs)
-    unsearched = ", ".join(f.name for f in counted if not f.best_order)
-    evidence = f"Too many orders to search, so the file's own is used: {unsearched}."
-    return Verdict(claim, confirmed, evidence if unsearched else "")
+    if folded.peak_memory is not None and other.peak_memory:
+        saved = 1.0 - folded.peak_memory / other.peak_memory
+        more = f": {abs(saved):.1%} {'less' if saved > 0.0 else 'more'}" if saved else ""
+        yield Verdict(
+            f"It needs less activation memory than {other.name}.",
+            saved > 0.0,
+            f"{_megabytes(folded.peak_memory)} against {_megabytes(other.peak_memory)}{more}.",
+        )
 
 
 def _known(metrics: FileMetrics, name: str, form: Callable[[int], str]) -> str:

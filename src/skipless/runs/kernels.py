@@ -19,8 +19,8 @@ from skipless.core.rescale import normalised_weights, reweight, to_residual_form
 from skipless.core.solution import DKS, EOC, TAT, Method, Solution
 from skipless.core.solve import solve
 from skipless.record import Record
-from skipless.report.charts import runs_section
 from skipless.report.figures import CMapCurve
+from skipless.report.runs import runs_section
 from skipless.report.sections import Section
 
 from .configuration import Configuration, NetworkOptions, parse_model
@@ -95,7 +95,7 @@ def report_runs(records: Sequence[Record]) -> Section:
             problems.setdefault(str(error), record.folder)
     for problem, folder in problems.items():
         warnings.warn(f"the report has no C maps of {folder}: {problem}", stacklevel=2)
-    return runs_section(records, curves)
+    return runs_section(records, curves, Configuration().as_mapping())
 
 
 def build_graph(

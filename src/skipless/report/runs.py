@@ -1,0 +1,354 @@
+"""Runs of `skipless train` side by side: which is best, which diverged, settings and curves."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from skipless.record import Json, Record, number
+
+from .charts import (
+    Points,
+    accuracy_axis,
+    c_map_chart,
+    layers_chart,
+    points_by,
+    points_by_epoch,
+    points_by_second,
+    training_chart,
+)
+from .comparison import chance_gap, join
+from .figures import CMapCurve
+from .sections import Section
+from .svg import STYLES, Chart, Line, logarithmic_axis
+
+RESULTS = (
+    "best", "last", "training accuracy", "training loss", "epochs", "seconds", "ending",
+)  # fmt: skip
+
+_SAME_SPEED = 1.1  # up to this factor between seconds per epoch, charts by time show nothing new
+_MOST_NAMED = 5  # diverged or unfinished runs in the conclusion; the table has all
+# No number depends on these. The record of a run says where it was made.
+_MACHINE = {"device", "threads", "workers", "channels_last", "data_folder", "keep"}
+_MACHINE |= {"log_every", "evaluate_every", "checkpoint_every"}
+_ALWAYS = ("model", "data", "optimizer", "lr", "epochs", "batch_size")
+
+
+def runs_section(
+    records: Sequence[Record],
+    curves: Mapping[Path, CMapCurve] | None = None,
+    defaults: Mapping[str, Json] | None = None,
+) -> Section:
+    """All runs in a table, the best first, and up to six of them in charts.
+
+    `curves` are C maps by folder, `defaults` the values of settings that a record lacks. Where a
+    record, of another program or version, lacks something else, the table has a gap.
+    """
+    names = _shortest_names([record.folder for record in records])
+    runs = [_Run(n, record, defaults or {}) for n, record in zip(names, records, strict=True)]
+    runs.sort(key=lambda run: (run.divergence is not None, -run.best if run.is_evaluated else 0.0))
+    shown = runs[:STYLES]
+    every = dict.fromkeys(name for run in runs for name in run.settings)
+    values = {n: {_format_setting(r.settings[n]) for r in runs if n in r.settings} for n in every}
+    # The results say how many epochs of how many.
+    differing = [name for name, own in values.items() if len(own) > 1 and name != "epochs"]
+    introduction = (
+        "Best and last: the share of validation images classified correctly, by the best "
+        "evaluation and by the last one. The training loss includes label smoothing and a teacher, "
+        "the validation loss does not."
+    )
+    if len(shown) < len(runs):
+        introduction += f" The charts show the first {len(shown)} runs of the table."
+    return Section(
+        name="runs",
+        title="What the runs reached",
+        introduction=introduction,
+        conclusion=_conclude(runs, differing),
+        header=["run", *(name.replace("_", " ") for name in differing), *RESULTS],
+        rows=[[run.name, *run.format_settings(differing), *run.results] for run in runs],
+        charts=[*_run_charts(shown), *_c_map_charts(shown, curves or {})],
+        facts=_facts(runs, values, defaults or {}),
+    )
+
+
+class _Run:
+    """A run, without the rows of its record that do not say what was measured, and when."""
+
+    def __init__(self, name: str, record: Record, defaults: Mapping[str, Json]) -> None:
+        is_whole = lambda r: isinstance(r.get("kind"), str) and math.isfinite(number(r, "step"))
+        rows = tuple(row for row in record.metrics if isinstance(row, dict) and is_whole(row))
+        self.name, self.record = name, replace(record, metrics=rows)
+        found = [record.run.get(part) for part in ("configuration", "resolved")]
+        layers = [defaults, *(layer for layer in found if isinstance(layer, dict))]
+        given = {name: value for layer in layers for name, value in layer.items()}
+        self.settings = {name: v for name, v in given.items() if name not in _MACHINE}
+        self.step = _largest([number(row, "step") for row in rows])
+        self.epochs = _largest([number(row, "epoch") for row in rows])
+        self.seconds = _largest([number(row, "seconds") for row in rows])
+        self.evaluations = [
+            (top1, step)
+            for step, top1 in points_by(self.record, "validation", "top1", "step")
+            if math.isfinite(top1)
+        ]
+        self.best, self.best_step = max(
+            self.evaluations, key=lambda own: own[0], default=(math.nan, math.nan)
+        )
+
+    @property
+    def is_evaluated(self) -> bool:
+        return bool(self.evaluations)
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return self.step / self.epochs if self.epochs > 0 else math.nan
+
+    @property
+    def total(self) -> float:
+        """The steps that were planned; NaN if they are not known."""
+        steps = number(self.settings, "steps")
+        epochs = number(self.settings, "epochs")
+        return steps if math.isfinite(steps) else round_or_nan(epochs * self.steps_per_epoch)
+
+    @cached_property
+    def divergence(self) -> Mapping[str, Json] | None:
+        """The row of the step at which the run diverged, if it did."""
+        own = (row for row in self.record.metrics if row["kind"] == "diverged")
+        # Earlier versions did not write it, but the loss of another row may be none.
+        trained = (row for row in self.record.metrics if row["kind"] == "train" and "loss" in row)
+        bad = (row for row in trained if not math.isfinite(number(row, "loss")))
+        return next(own, None) or next(bad, None)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.divergence is None and any(s >= self.total for _, s in self.evaluations)
+
+    @property
+    def losses(self) -> list[float]:
+        """The finite training losses, with the last one before the run diverged."""
+        kinds = ("train", "diverged")
+        found = [v for kind in kinds for _, v in points_by(self.record, kind, "loss", "step")]
+        return [value for value in found if math.isfinite(value)]
+
+    @property
+    def progress(self) -> str:
+        """How far the run came: at step 4 of 66."""
+        step = self.step if self.divergence is None else number(self.divergence, "step")
+        planned = f" of {self.total:,.0f}" if math.isfinite(self.total) else ""
+        return f"at step {step:,.0f}{planned}" if math.isfinite(step) else "before its first line"
+
+    @property
+    def ending(self) -> str:
+        if self.divergence is not None:
+            return f"diverged at\xa0step\xa0{number(self.divergence, 'step'):,.0f}"
+        planned = number(self.settings, "epochs")  # of a record that says what was planned
+        return "finished" if self.is_finished else "unfinished" if planned > 0 else "–"
+
+    @property
+    def results(self) -> list[str]:
+        planned, reached = number(self.settings, "epochs"), _format(self.epochs, ".3g")
+        if self.epochs < planned and self.settings.get("steps") is None:  # not if one is NaN
+            reached += f" of {planned:g}"
+        accuracies = points_by(self.record, "train", "accuracy", "step")
+        return [
+            _format(self.best, ".1%"),
+            _format_last([value for value, _ in self.evaluations], ".1%"),
+            _format_last([value for _, value in accuracies], ".1%"),
+            _format_last(self.losses, ".3g"),
+            reached,
+            _format(self.seconds, ".0f" if self.seconds >= 10 else ".1f"),
+            self.ending,
+        ]
+
+    def format_settings(self, names: Sequence[str]) -> list[str]:
+        return [_format_setting(self.settings.get(name)) for name in names]
+
+
+def round_or_nan(value: float) -> float:
+    return round(value) if math.isfinite(value) else value
+
+
+def _largest(values: Sequence[float]) -> float:
+    return max((value for value in values if math.isfinite(value)), default=math.nan)
+
+
+def _format(value: float, form: str) -> str:
+    return format(value, form) if math.isfinite(value) else "–"
+
+
+def _format_last(values: Sequence[float], form: str) -> str:
+    return _format(values[-1] if values else math.nan, form)
+
+
+def _format_setting(value: Json) -> str:
+    """A setting as words; a dash if it is off.
+
+    >>> [_format_setting(value) for value in (0.003, True, None, "tat")]
+    ['0.003', 'yes', '–', 'tat']
+    """
+    if value is None or isinstance(value, bool):
+        return "yes" if value else "–"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _shortest_names(folders: Sequence[Path]) -> list[str]:
+    """The last parts of each folder's path, as few as tell it from the others."""
+    paths = [folder.resolve().parts for folder in folders]
+    names = []
+    for own in paths:
+        tails = [own[-count:] for count in range(1, len(own))]
+        alone = (tail for tail in tails if sum(p[-len(tail) :] == tail for p in paths) == 1)
+        names.append("/".join(next(alone, own)))
+    return names
+
+
+def _conclude(runs: Sequence[_Run], differing: Sequence[str]) -> list[str]:
+    """Which run is best on each data, which diverged, and which did not finish."""
+    groups: dict[str, list[_Run]] = {}
+    for run in runs:
+        groups.setdefault(str(run.settings.get("data", "")), []).append(run)
+    found = {data: sentence for data, own in groups.items() if (sentence := _best(own, differing))}
+    words = [f"On {data}: {s}" if len(groups) > 1 else s for data, s in found.items()]
+    if not words:
+        words = ["No run has been evaluated yet."]
+    lost = [run for run in runs if run.divergence is not None]
+    words += [_describe_divergence(run) for run in lost[:_MOST_NAMED]]
+    open_ = [run for run in runs if run.ending == "unfinished"]
+    for run in open_[:_MOST_NAMED]:
+        again = f"skipless train --resume --output {shlex.quote(str(run.record.folder))}"
+        words.append(f"Unfinished: {run.name}, last seen {run.progress}. Resume: {again}")
+    for kind, own in (("diverged", lost), ("unfinished", open_)):
+        if (more := len(own) - _MOST_NAMED) > 0:
+            words.append(f"{more} more {kind}: see the table.")
+    return words
+
+
+def _best(runs: Sequence[_Run], differing: Sequence[str]) -> str:
+    """The best of runs on the same data, and which others are level with it."""
+    ranked = [run for run in runs if run.is_evaluated]
+    if not ranked:
+        return ""
+    first, images = ranked[0], number(ranked[0].record.run, "validation_images")
+    settings = zip(differing, first.format_settings(differing), strict=True)
+    own = ", ".join(f"{n.replace('_', ' ')} {value}" for n, value in settings if value != "–")
+    many = f"{images:,.0f} " if math.isfinite(images) else ""
+    epoch = _format(first.best_step / first.steps_per_epoch, ".3g")
+    sentence = (
+        f"Best: {first.name}{f' ({own})' if own else ''} classifies {first.best:.1%} of the {many}"
+        f"validation images correctly, at epoch {epoch}."
+    )
+    gap = chance_gap(first.best, int(images)) if images > 0 else 0.0
+    level = [run for run in ranked[1:] if first.best - run.best <= gap]
+    if level:
+        sentence += f" A gap of up to {100 * gap:.1f} points can be chance on so few images: "
+        sentence += f"{join([run.name for run in level])} may be as good."
+    elif len(ranked) > 1:
+        sentence += f" Next: {ranked[1].name}, {ranked[1].best:.1%}."
+    return sentence
+
+
+def _describe_divergence(run: _Run) -> str:
+    rate = number(run.divergence or {}, "learning_rate")
+    words = f", with learning rate {rate:.3g}" if math.isfinite(rate) else ""
+    last = f"; the last finite loss is {run.losses[-1]:.3g}" if run.losses else ""
+    return f"Diverged: {run.name}, {run.progress}{words}{last}."
+
+
+def _run_charts(runs: Sequence[_Run]) -> list[Chart]:
+    """Losses and accuracies in training and validation, and by time if runs differ in speed."""
+    charts = _curves(runs, "epoch", points_by_epoch)
+    speeds = [run.seconds / run.epochs for run in runs if run.seconds > 0 and run.epochs > 0]
+    if len(speeds) > 1 and max(speeds) > _SAME_SPEED * min(speeds):
+        timed = _curves(runs, "seconds of training", points_by_second)
+        charts += [timed[0], timed[-1]]
+    return [chart for chart in charts if any(line.finite for line in chart.lines)]
+
+
+def _curves(
+    runs: Sequence[_Run], x: str, points: Callable[[Record, str, str], Points]
+) -> list[Chart]:
+    """Training beside validation on equal axes: the losses, then the accuracies."""
+    trained = [
+        [*points(r.record, "train", "loss"), *points(r.record, "diverged", "loss")] for r in runs
+    ]
+    validated = [points(run.record, "validation", "loss") for run in runs]
+    # A run that diverges leaves by the top, or the others would be flat.
+    sound = [
+        own
+        for own, run in zip([*trained, *validated], [*runs, *runs], strict=True)
+        if run.divergence is None
+    ]
+    heights = [y for own in sound or trained for _, y in own if math.isfinite(y)]
+    y = logarithmic_axis("lower is better", heights)
+    percents = (
+        [points(run.record, kind, name) for run in runs]
+        for kind, name in (("train", "accuracy"), ("validation", "top1"))
+    )
+    titles = ("Training loss", "Validation loss", "Training accuracy", "Validation accuracy")
+    charts = []
+    for title, curves in zip(titles, (trained, validated, *percents), strict=True):
+        axis, unit, form = (y, 1, ".2g") if "loss" in title else (accuracy_axis(), 100, ".1%")
+        lines = []
+        for style, (run, own) in enumerate(zip(runs, curves, strict=True)):
+            inside = [(place, min(unit * value, axis.high)) for place, value in own]
+            lost = run.divergence is not None
+            last = "diverged" if lost else _format_last([value for _, value in own], form)
+            lines.append(Line(run.name, last, style, inside, broken_off=lost))
+        charts.append(training_chart(title, lines, axis, x))
+    return charts
+
+
+def _c_map_charts(runs: Sequence[_Run], curves: Mapping[Path, CMapCurve]) -> list[Chart]:
+    """C maps before training; runs of equal maps share a line, that of the first of them."""
+    equal: dict[tuple[bytes, bytes], list[_Run]] = {}
+    for run in runs:
+        if (curve := curves.get(run.record.folder)) is not None:
+            equal.setdefault((curve.global_map.tobytes(), curve.layers.tobytes()), []).append(run)
+    named = {}
+    for first, *others in equal.values():
+        label = f"{first.name} and {len(others)} more" if others else first.name
+        named[runs.index(first)] = replace(curves[first.record.folder], label=label)
+    return [c_map_chart(named), layers_chart(named)] if named else []
+
+
+def _facts(
+    runs: Sequence[_Run], values: Mapping[str, set[str]], defaults: Mapping[str, Json]
+) -> dict[str, str]:
+    """Settings that all runs share; versions, machines and dates."""
+    records = [run.record for run in runs]
+    usual = {name: _format_setting(value) for name, value in defaults.items()}
+    shared = {name: next(iter(own)) for name, own in values.items() if len(own) == 1}
+    said = [
+        n for n, own in shared.items() if own != usual.get(n, "–") or (own != "–" and n in _ALWAYS)
+    ]
+    dates = sorted({str(date)[:10] for record in records if (date := record.run.get("started"))})
+    facts = {
+        "Settings" if len(runs) == 1 else "Settings of all": ", ".join(
+            f"{name.replace('_', ' ')} {shared[name]}" for name in said
+        ),
+        "Versions": _join_distinct(records, "versions", lambda name, value: f"{name} {value}"),
+        "Machine": _join_distinct(records, "machine", _machine_part),
+        "Dates": " to ".join(dates if len(dates) < 3 else [dates[0], dates[-1]]),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _machine_part(name: str, value: Json) -> str:
+    if name == "gpus":
+        return ", ".join(map(str, value)) if isinstance(value, list) else ""
+    if name == "system":
+        return str(value)
+    return f"{value} {name.removesuffix('s') if value == 1 else name}"
+
+
+def _join_distinct(records: Sequence[Record], key: str, part: Callable[[str, Json], str]) -> str:
+    """What the `run.json` of all records says under a key, each different value once."""
+    words = []
+    for record in records:
+        found = record.run.get(key)
+        parts = [part(*item) for item in found.items()] if isinstance(found, dict) else []
+        words.append(", ".join(part for part in parts if part))
+    return "; or ".join(dict.fromkeys(one for one in words if one))
