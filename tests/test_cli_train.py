@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +20,14 @@ def test_a_run_leaves_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[s
     folder = tmp_path / "run"
     assert main(["train", *TINY, "--seed", "3", "--log-every", "2", "--output", str(folder)]) == 0
     shown = capsys.readouterr()
-    assert shown.err == ""
+    assert shown.err.startswith("note: gradients are clipped at norm 1")
+    assert len(shown.err.splitlines()) == 1
     assert "Finished after 4 steps" in shown.out
     record = Record.read(folder)
     configuration = record.run["configuration"]
     assert isinstance(configuration, dict)
     assert (configuration["model"], configuration["epochs"]) == ("mlp:14", 90)
+    assert (configuration["clip"], configuration["lr"]) == (1.0, 0.03)
     assert record.run["seed"] == 3
     assert {"git_commit", "versions", "machine", "command", "started"} <= record.run.keys()
     assert record.series("train", "loss")[0] == [2, 4]
@@ -69,7 +72,8 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     # 64 x 16 + 16 into the first layer, 19 x (16 x 16 + 16) further on, 16 x 10 + 10 at the end
     assert f"{64 * 16 + 16 + 19 * (16 * 16 + 16) + 170:,} parameters" in shown
     assert re.search(r"C_f\(0\) +0\.9000", shown)
-    assert re.search(r"lr +0\.0", shown)
+    assert re.search(r"lr +0\.03", shown)
+    assert "note: gradients are clipped at norm 1, as by default" in shown
     assert "990 steps, 11 per epoch" in shown  # 90 epochs of 1,437 // 128
     assert re.search(r"activations +[\d.]+ MiB", shown)
     assert list(tmp_path.iterdir()) == []
@@ -83,6 +87,44 @@ def test_a_dry_run_counts_the_curvature_of_kfac(capsys: pytest.CaptureFixture[st
     factors = 65**2 + 16**2 + 13 * (17**2 + 16**2) + 17**2 + 10**2
     expected = 4 * (weights + 2 * factors) / 2**20
     assert re.search(rf"optimiser +{expected:.1f} MiB", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--clip", "none"], None),
+        (["--clip", "1"], None),
+        (["--norm", "batch"], None),
+        (["--optimizer", "adamw"], None),
+        (["--lr", "0.5"], "learning rate 0.5"),
+    ],
+)
+def test_clipping_is_announced_only_where_it_is_a_default(
+    capsys: pytest.CaptureFixture[str], options: list[str], words: str | None
+) -> None:
+    assert main(["train", *TINY, *options, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert ("note: gradients are clipped" in shown) == (words is not None)
+    assert words is None or words in shown
+
+
+def test_a_run_whose_record_has_no_clipping_resumes_without(tmp_path: Path) -> None:
+    """As those that earlier versions left, by default or with `"clip": null`."""
+    folder = tmp_path / "run"
+    assert main(["train", *TINY, "--clip", "none", "--output", str(folder)]) == 0
+    run, before = json.loads((folder / "run.json").read_text()), Record.read(folder).metrics
+    for given in ({"clip": None}, {}):
+        run["configuration"] = {
+            k: v for k, v in run["configuration"].items() if k != "clip"
+        } | given
+        (folder / "run.json").write_text(json.dumps(run))
+        shutil.rmtree(folder / "checkpoints")
+        assert main(["train", "--resume", "--output", str(folder)]) == 0
+        after = Record.read(folder)
+        assert [r.get("loss") for r in after.metrics] == [r.get("loss") for r in before]
+        configuration = after.run["configuration"]
+        assert isinstance(configuration, dict)
+        assert (configuration["clip"], configuration["lr"]) == (None, None)
 
 
 def wrong(*options: str) -> list[str]:
@@ -158,10 +200,7 @@ def test_a_run_is_neither_overwritten_nor_resumed_with_other_options(
     assert main(["train", *TINY, "--output", folder]) == 2
     assert "already holds a run. Resume it with --resume" in capsys.readouterr().err
     assert main(["train", "--resume", "--output", folder, "--lr", "0.7"]) == 2
-    assert (
-        "Cannot resume with --lr 0.7: the run started with the default --lr"
-        in capsys.readouterr().err
-    )
+    assert "Cannot resume with --lr 0.7: the run started with --lr 0.03" in capsys.readouterr().err
     assert main(["train", "--resume", "--output", folder]) == 0
     assert "Finished after 4 steps" in capsys.readouterr().out
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
@@ -178,8 +217,7 @@ def test_a_run_that_diverges_ends_with_one_line_and_exit_code_1(
     folder = tmp_path / "run"
     options = ["--lr", "1e6", "--schedule", "constant", "--warmup", "0", "--steps", "30"]
     assert main(["train", *TINY, *options, "--output", str(folder)]) == 1
-    shown = capsys.readouterr().err
-    assert len(shown.splitlines()) == 1
+    shown = capsys.readouterr().err.splitlines()[-1]
     assert re.search(r"The loss is (nan|inf) at step \d+ of 30, with learning rate 1e\+06", shown)
 
 
@@ -206,7 +244,7 @@ def test_running_out_of_memory_is_one_line(
     assert main(["train", *TINY, "--output", str(tmp_path / "run")]) == 2
     shown = capsys.readouterr().err
     assert "Out of memory (" in shown
-    assert len(shown.splitlines()) == 1
+    assert len(shown.splitlines()) == 2  # with the note
 
 
 def test_missing_files_do_not_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,8 +111,9 @@ def test_the_same_arguments_give_the_same_solution_and_the_same_report() -> None
         assert report.untouched == ()
         # All is printed alike but for the names of layers.
         texts = [str(r).split("\n\n") for r in (first, report)]
-        assert [len(text) for text in texts] == [4, 4]
-        assert (texts[0][0], texts[0][2]) == (texts[1][0], texts[1][2])
+        assert [len(text) for text in texts] == [5, 5]
+        assert (texts[0][0], texts[0][2], texts[0][4]) == (texts[1][0], texts[1][2], texts[1][4])
+        assert "SGD with momentum 0.9, gradients clipped at norm 1" in texts[0][4]
         rows = [[line.split()[-2:] for line in text[3].splitlines()[2:]] for text in texts]
         assert rows[0] == rows[1]
     whats = [Counter(change.what for change in report.changes) for report in reports]

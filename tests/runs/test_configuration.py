@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from skipless.runs.configuration import Configuration, parse_model, read_options
+from skipless.runs.configuration import Configuration, MethodName, parse_model, read_options
+from skipless.runs.training import create_network
 
 
 def test_later_options_win(tmp_path: Path) -> None:
@@ -44,6 +45,50 @@ def test_clipping_is_kept_in_one_form_however_it_is_written(given: object, kept:
     found = Configuration.of({"clip": given})
     assert found.clip == kept
     assert Configuration.of(json.loads(json.dumps(found.as_mapping()))) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "clip", "lr"),
+    [
+        ({}, 1.0, 0.03),
+        ({"model": "resnet18", "method": "tat"}, 1.0, 0.03),
+        ({"model": "resnet18", "shortcut_weight": 0.8}, 1.0, 0.03),
+        ({"lr": 0.2}, 1.0, 0.2),
+        ({"clip": "adaptive:0.02"}, "adaptive:0.02", 0.03),
+        ({"clip": "none"}, None, None),
+        ({"clip": None}, None, None),
+        ({"norm": "batch"}, None, None),
+        ({"model": "resnet18"}, None, None),
+        ({"model": "resnet18", "shortcut_weight": 0.0, "norm": "layer"}, None, None),
+        ({"optimizer": "kfac"}, None, None),
+    ],
+)
+def test_a_new_run_of_sgd_clips_by_default_where_nothing_normalises(
+    given: dict[str, object], clip: float | str | None, lr: float | None
+) -> None:
+    found = Configuration.of_new_run(given)
+    assert (found.clip, found.lr) == (clip, lr)
+    assert Configuration.of(given).lr == given.get("lr")
+
+
+@pytest.mark.parametrize("norm", [None, "none", "batch", "layer"])
+@pytest.mark.parametrize("method", [None, "tat"])
+@pytest.mark.parametrize("weight", [None, 0.0, 0.8])
+@pytest.mark.parametrize("model", ["mlp:5", "resnet18"])
+def test_a_network_is_normalised_if_it_has_such_layers(
+    model: str, weight: float | None, method: MethodName | None, norm: Any
+) -> None:
+    given = Configuration(
+        model=model, shortcut_weight=weight, method=method, norm=norm, clamp=True,
+        width=8 if model == "mlp:5" else 0.125,
+    )  # fmt: skip
+    try:
+        network = create_network(given, (1, 8, 8), 10)
+    except ValueError:  # no such network
+        return
+    kinds = ("BatchNorm", "LayerNorm", "GroupNorm")
+    found = any(kind in type(m).__name__ for m in network.modules() for kind in kinds)
+    assert given.normalised == found
 
 
 @pytest.mark.parametrize(
@@ -93,7 +138,7 @@ def test_a_resumed_run_keeps_the_options_it_started_with() -> None:
         ValueError, match=r"Cannot resume with --lr 0\.3: the run started with --lr 0\.1\. Drop"
     ):
         before.resume_with({"lr": 0.3})
-    with pytest.raises(ValueError, match=r"--lr 0\.3: the run started with the default --lr"):
+    with pytest.raises(ValueError, match=r"--lr 0\.3: the run started without --lr"):
         Configuration().resume_with({"lr": 0.3})
 
 

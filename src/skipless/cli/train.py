@@ -73,17 +73,25 @@ def train(
     if resume and output is None:
         raise click.UsageError("--resume needs --output, the folder of the run")
     configuration = _configuration(layers, output if resume else None)
+    note = None
+    if configuration.clip is not None and not resume and not any("clip" in own for own in layers):
+        note = (
+            f"gradients are clipped at norm {configuration.clip:g}, as by default for SGD without "
+            f"normalisation layers; learning rate {configuration.lr:g}. --clip none turns it off."
+        )
     with requires("train", "train"):
         from skipless.runs import training
     if dry_run:
         with print_warnings(), _explain_out_of_memory():
             run, memory = training.dry_run(configuration)
         click.echo(training.format_dry_run(run, memory))
+        if note is not None:
+            click.echo(f"\nnote: {note}")
         return 0
     words = f"{configuration.model}-{configuration.data}".replace(":", "").replace("/", "_")
     folder = output or Path("runs") / f"{datetime.now():%Y-%m-%dT%H-%M-%S}-{words}"
     with print_warnings(), _explain_out_of_memory():
-        ending, record = training.train(configuration, folder, resume=resume)
+        ending, record = training.train(configuration, folder, resume=resume, note=note)
     if record is not None and ending.finished:
         click.echo(_format_summary(record))
     elif record is not None:
@@ -112,7 +120,7 @@ def _explain_out_of_memory() -> Iterator[None]:
 def _configuration(layers: list[dict[str, Any]], resumed: Path | None) -> Configuration:
     """The configuration of the options and the file, or of the run that resumes."""
     if resumed is None:
-        return Configuration.of(*layers)
+        return Configuration.of_new_run(*layers)
     if (resumed / RUN).is_file():
         before = Record.read(resumed).run.get("configuration")
         if not isinstance(before, dict):
@@ -124,7 +132,7 @@ def _configuration(layers: list[dict[str, Any]], resumed: Path | None) -> Config
             f"There is no run in {resumed} to resume. Name the folder of a run, or drop --resume."
         )
     click.echo(f"note: there is no run in {resumed} yet; starting a new one", err=True)
-    return Configuration.of(*layers)
+    return Configuration.of_new_run(*layers)
 
 
 def _format_summary(record: Record) -> str:

@@ -24,6 +24,11 @@ from .solve import solve
 from .summary import abbreviate, kind_of, layer_rows, name_range, number_range, row_name
 from .trace import Reading, Step
 
+# Measured by benchmarks/clipping.py.
+_TRAINING = (
+    "To train it: SGD with momentum 0.9, gradients clipped at norm 1; try a rate of 0.03 first."
+)
+
 T = TypeVar("T", bound=Hashable)  # a framework's own name for a recorded tensor
 V = TypeVar("V")  # what stands for it in the new model
 
@@ -63,7 +68,7 @@ class ConversionReport:
             parts.append("\n  ".join(["The theory only approximates:", *self.approximate]))
         if self.untouched:
             parts.append("\n  ".join(["Not re-initialised:", *self.untouched]))
-        return "\n\n".join(parts)
+        return "\n\n".join([*parts, _TRAINING])
 
     def _changes(self) -> str:
         places: dict[str, list[str]] = {}

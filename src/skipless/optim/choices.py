@@ -10,7 +10,8 @@
 | `kfac`  | `KFAC`                                | 0.9      | in gradient and curvature          |
 
 The momentum is the default; for AdamW and SOAP it is the first of the betas. Learning rates are of
-the order of 0.1 for SGD (0.003 without normalisation), 1 for LARS and 0.001 for the others.
+the order of 0.1 for SGD (without normalisation 0.03 if gradients are clipped at norm 1, otherwise
+0.003), 1 for LARS and 0.001 for the others.
 Decoupled weight decay is multiplied by the learning rate, so it takes a larger `l2` to have the
 same effect. SOAP's first step only initialises its eigenbases; it preconditions convolutions along
 each of their four dimensions.

@@ -24,6 +24,8 @@ from skipless.train.settings import Settings, option
 if TYPE_CHECKING:
     from skipless.core.solution import Method
 
+CLIP, CLIPPED_RATE = 1.0, 0.03  # of SGD without normalisation layers: benchmarks/clipping.py
+
 MethodName = Literal["tat", "dks", "eoc"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
 TARGETS: dict[MethodName, tuple[str, ...]] = {
@@ -102,6 +104,14 @@ class NetworkOptions:
     sigma_b: float | None = option(None, "EOC: standard deviation of the biases.")
     clamp: bool = option(False, "Use the nearest reachable target if the target is out of reach.")
 
+    @property
+    def normalised(self) -> bool:
+        """Whether the network has normalisation layers."""
+        if self.norm is not None:
+            return self.norm != "none"
+        plain = self.method is not None or self.shortcut_weight is not None
+        return not plain and not self.model.startswith("mlp")
+
     def build_method(self) -> Method | None:
         """The method by which the kernel is shaped, if there is one."""
         targets = {name: getattr(self, name) for own in TARGETS.values() for name in own}
@@ -138,7 +148,9 @@ class OptimizerOptions:
     """What turns gradients into steps."""
 
     optimizer: Literal["sgd", "lars", "muon", "adamw", "soap", "kfac"] = option("sgd", "Optimiser.")
-    lr: float | None = option(None, "Peak learning rate.  [default: depends on --optimizer]")
+    lr: float | None = option(
+        None, "Peak learning rate.  [default: depends on --optimizer and --clip]"
+    )
     momentum: float | None = option(None, "Momentum.  [default: 0.9; Muon and SOAP: 0.95]")
     nesterov: bool | None = option(None, "Use Nesterov momentum.  [default: Muon only]")
     l2: float = option(0.0, "L2 penalty on weights, not on biases or normalisation layers.")
@@ -183,6 +195,22 @@ class Configuration(Settings, OptimizerOptions, DataOptions, NetworkOptions):
             values[group] = replace(getattr(cls, group), **inner)
         return cls(**values)
 
+    @classmethod
+    def of_new_run(cls, *layers: Mapping[str, object]) -> Configuration:
+        """As `of`, with the clipping and learning rate of SGD that `skipless train` defaults to.
+
+        Other configurations do not clip by default, so that runs of the paper, and those of earlier
+        versions that resume, keep their numbers.
+        """
+        found = cls.of(*layers)
+        if found.optimizer != "sgd" or found.normalised:
+            return found
+        if not any("clip" in layer for layer in layers):
+            found = replace(found, clip=CLIP)
+        if found.clip is not None and found.lr is None:
+            found = replace(found, lr=CLIPPED_RATE)
+        return found
+
     def as_mapping(self) -> dict[str, Any]:
         """Every value by the name of its option, in types that JSON has."""
         return {name: own.value(self) for name, own in options().items()}
@@ -195,9 +223,9 @@ class Configuration(Settings, OptimizerOptions, DataOptions, NetworkOptions):
             # A teacher may have moved: its checksum shows whether it is the same.
             moved = name == "teacher" and None not in (before, after)
             if after != before and not own.resumable and not moved:
-                start = f"the default {flag(name)}" if before is None else f"{flag(name)} {before}"
+                start = f"without {flag(name)}" if before is None else f"with {flag(name)} {before}"
                 raise ValueError(
-                    f"Cannot resume with {flag(name)} {after}: the run started with {start}. Drop "
+                    f"Cannot resume with {flag(name)} {after}: the run started {start}. Drop "
                     "the option to resume, or start a new run with another --output."
                 )
         return new

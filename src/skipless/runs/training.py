@@ -31,8 +31,8 @@ from skipless.train.process import Process, cores, process_group
 
 from .configuration import Configuration, DataOptions, flag, options
 
-# Safe starts for networks of 50 layers without shortcuts and batches of 128. Normalised networks
-# take ten times as much; a search over a few values is better.
+# Safe starts for networks of 50 layers without shortcuts and batches of 128, without clipping.
+# Normalised networks take ten times as much; a search over a few values is better.
 DEFAULT_RATES = {
     "sgd": 0.003,
     "lars": 0.3,
@@ -63,12 +63,17 @@ class Run:
 
 
 def train(
-    configuration: Configuration, output: Path, *, resume: bool = False, progress: bool = True
+    configuration: Configuration,
+    output: Path,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    note: str | None = None,
 ) -> tuple[RunStatus, Record | None]:
     """Trains in the folder `output`; returns how far the run came, and its record.
 
-    With `resume`, continue the run there from its newest checkpoint. Under `torchrun`, only the
-    first process returns a record.
+    With `resume`, continue the run there from its newest checkpoint. A `note` is a warning once the
+    run is built. Under `torchrun`, only the first process warns and returns a record.
     """
     with process_group(configuration.device, configuration.threads) as process:
         _require_free_folder(output, process, resume)
@@ -78,6 +83,8 @@ def train(
         parts = (run.model, run.optimizer, run.data, run.settings)
         engine = Engine(*parts, process, run.normalize, run.teacher)
         if process.is_main:
+            if note is not None:
+                warnings.warn(note, stacklevel=2)
             _write_run_json(configuration, run, process, output)
         ending = engine.run(output, resume=resume, progress=progress)
         return ending, Record.read(output) if process.is_main else None

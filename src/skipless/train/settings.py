@@ -71,7 +71,7 @@ class Settings:
     clip: str | float | None = option(
         None,
         "Bound the norm of the gradient, such as 1; or that of each unit, relative to its weights: "
-        "adaptive, or adaptive:0.02; or none.",
+        "adaptive, or adaptive:0.02; or none.  [default: 1 for SGD without normalisation layers]",
     )
     average: float | None = option(None, "Decay of a moving average of the weights, such as 0.999.")
     precision: Precision = option("float32", "Precision of the forward pass.")  # noqa: RUF009
