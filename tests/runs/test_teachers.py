@@ -217,7 +217,7 @@ def test_a_run_does_not_resume_with_another_teacher(
     ):
         train(other, tmp_path / "run", resume=True, progress=False)
     untaught = replace(STUDENT, teacher_weight=0.9, teacher_temperature=4.0)
-    with pytest.raises(ValueError, match=r"started with the default --teacher"):
+    with pytest.raises(ValueError, match=r"the run started without --teacher"):
         untaught.resume_with({"teacher": str(teacher)})
     with pytest.raises(ValueError, match=r"as its teacher, got none"):
         train(untaught, tmp_path / "run", resume=True, progress=False)
