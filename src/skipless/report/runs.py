@@ -6,7 +6,6 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 from skipless.record import Json, Record, number
@@ -35,6 +34,7 @@ _MOST_NAMED = 5  # diverged or unfinished runs in the conclusion; the table has 
 # No number depends on these. The record of a run says where it was made.
 _MACHINE = {"device", "threads", "workers", "channels_last", "data_folder", "keep"}
 _MACHINE |= {"log_every", "evaluate_every", "checkpoint_every"}
+_NONE = (math.nan, math.nan)
 _ALWAYS = ("model", "data", "optimizer", "lr", "epochs", "batch_size")
 
 
@@ -50,7 +50,7 @@ def runs_section(
     """
     names = _shortest_names([record.folder for record in records])
     runs = [_Run(n, record, defaults or {}) for n, record in zip(names, records, strict=True)]
-    runs.sort(key=lambda run: (run.divergence is not None, -run.best if run.is_evaluated else 0.0))
+    runs.sort(key=lambda run: (run.divergence is not None, -run.best if run.evaluations else 0.0))
     shown = runs[:STYLES]
     every = dict.fromkeys(name for run in runs for name in run.settings)
     values = {n: {_format_setting(r.settings[n]) for r in runs if n in r.settings} for n in every}
@@ -69,14 +69,17 @@ def runs_section(
         introduction=introduction,
         conclusion=_conclude(runs, differing),
         header=["run", *(name.replace("_", " ") for name in differing), *RESULTS],
-        rows=[[run.name, *run.format_settings(differing), *run.results] for run in runs],
+        rows=[[run.name, *run.described(differing), *run.results] for run in runs],
         charts=[*_run_charts(shown), *_c_map_charts(shown, curves or {})],
         facts=_facts(runs, values, defaults or {}),
     )
 
 
 class _Run:
-    """A run, without the rows of its record that do not say what was measured, and when."""
+    """A run, without the rows of its record that do not say what was measured, and when.
+
+    `divergence` is the row of the step at which it diverged, `total` the number of steps planned.
+    """
 
     def __init__(self, name: str, record: Record, defaults: Mapping[str, Json]) -> None:
         is_whole = lambda r: isinstance(r.get("kind"), str) and math.isfinite(number(r, "step"))
@@ -86,55 +89,29 @@ class _Run:
         layers = [defaults, *(layer for layer in found if isinstance(layer, dict))]
         given = {name: value for layer in layers for name, value in layer.items()}
         self.settings = {name: v for name, v in given.items() if name not in _MACHINE}
-        self.step = _largest([number(row, "step") for row in rows])
-        self.epochs = _largest([number(row, "epoch") for row in rows])
-        self.seconds = _largest([number(row, "seconds") for row in rows])
-        self.evaluations = [
-            (top1, step)
-            for step, top1 in points_by(self.record, "validation", "top1", "step")
-            if math.isfinite(top1)
-        ]
-        self.best, self.best_step = max(
-            self.evaluations, key=lambda own: own[0], default=(math.nan, math.nan)
+        self.step, self.epochs, self.seconds = (
+            max((v for row in rows if math.isfinite(v := number(row, name))), default=math.nan)
+            for name in ("step", "epoch", "seconds")
         )
-
-    @property
-    def is_evaluated(self) -> bool:
-        return bool(self.evaluations)
-
-    @property
-    def steps_per_epoch(self) -> float:
-        return self.step / self.epochs if self.epochs > 0 else math.nan
-
-    @property
-    def total(self) -> float:
-        """The steps that were planned; NaN if they are not known."""
-        steps = number(self.settings, "steps")
-        epochs = number(self.settings, "epochs")
-        return steps if math.isfinite(steps) else round_or_nan(epochs * self.steps_per_epoch)
-
-    @cached_property
-    def divergence(self) -> Mapping[str, Json] | None:
-        """The row of the step at which the run diverged, if it did."""
-        own = (row for row in self.record.metrics if row["kind"] == "diverged")
-        # Earlier versions did not write it, but the loss of another row may be none.
-        trained = (row for row in self.record.metrics if row["kind"] == "train" and "loss" in row)
+        self.steps_per_epoch = self.step / self.epochs if self.epochs > 0 else math.nan
+        self.planned, steps = number(self.settings, "epochs"), number(self.settings, "steps")
+        self.total = steps if steps > 0 else self.planned * self.steps_per_epoch
+        self.evaluations = self.finite("validation", "top1")
+        self.best_step, self.best = max(self.evaluations, key=lambda own: own[1], default=_NONE)
+        # Earlier versions did not write the row, but the loss of another one may be none.
+        trained = (row for row in rows if row["kind"] == "train" and "loss" in row)
         bad = (row for row in trained if not math.isfinite(number(row, "loss")))
-        return next(own, None) or next(bad, None)
+        own = (row for row in rows if row["kind"] == "diverged")
+        self.divergence = next(own, None) or next(bad, None)
+        self.losses = [*self.finite("train", "loss"), *self.finite("diverged", "loss")]
+
+    def finite(self, kind: str, name: str) -> Points:
+        """Steps and values of a number, where it is one."""
+        found = points_by(self.record, kind, name, "step")
+        return [(step, value) for step, value in found if math.isfinite(value)]
 
     @property
-    def is_finished(self) -> bool:
-        return self.divergence is None and any(s >= self.total for _, s in self.evaluations)
-
-    @property
-    def losses(self) -> list[float]:
-        """The finite training losses, with the last one before the run diverged."""
-        kinds = ("train", "diverged")
-        found = [v for kind in kinds for _, v in points_by(self.record, kind, "loss", "step")]
-        return [value for value in found if math.isfinite(value)]
-
-    @property
-    def progress(self) -> str:
+    def place(self) -> str:
         """How far the run came: at step 4 of 66."""
         step = self.step if self.divergence is None else number(self.divergence, "step")
         planned = f" of {self.total:,.0f}" if math.isfinite(self.total) else ""
@@ -144,53 +121,46 @@ class _Run:
     def ending(self) -> str:
         if self.divergence is not None:
             return f"diverged at\xa0step\xa0{number(self.divergence, 'step'):,.0f}"
-        planned = number(self.settings, "epochs")  # of a record that says what was planned
-        return "finished" if self.is_finished else "unfinished" if planned > 0 else "–"
+        if any(step > self.total - 0.5 for step, _ in self.evaluations):  # evaluated after the last
+            return "finished"
+        return "unfinished" if self.planned > 0 else "–"
 
     @property
     def results(self) -> list[str]:
-        planned, reached = number(self.settings, "epochs"), _format(self.epochs, ".3g")
-        if self.epochs < planned and self.settings.get("steps") is None:  # not if one is NaN
-            reached += f" of {planned:g}"
-        accuracies = points_by(self.record, "train", "accuracy", "step")
+        reached = _format(self.epochs, ".3g")
+        if self.epochs < self.planned and self.settings.get("steps") is None:  # not if one is NaN
+            reached += f" of {self.planned:g}"
         return [
             _format(self.best, ".1%"),
-            _format_last([value for value, _ in self.evaluations], ".1%"),
-            _format_last([value for _, value in accuracies], ".1%"),
+            _format_last(self.evaluations, ".1%"),
+            _format_last(points_by(self.record, "train", "accuracy", "step"), ".1%"),
             _format_last(self.losses, ".3g"),
             reached,
             _format(self.seconds, ".0f" if self.seconds >= 10 else ".1f"),
             self.ending,
         ]
 
-    def format_settings(self, names: Sequence[str]) -> list[str]:
+    def described(self, names: Sequence[str]) -> list[str]:
+        """The values of settings in words."""
         return [_format_setting(self.settings.get(name)) for name in names]
-
-
-def round_or_nan(value: float) -> float:
-    return round(value) if math.isfinite(value) else value
-
-
-def _largest(values: Sequence[float]) -> float:
-    return max((value for value in values if math.isfinite(value)), default=math.nan)
 
 
 def _format(value: float, form: str) -> str:
     return format(value, form) if math.isfinite(value) else "–"
 
 
-def _format_last(values: Sequence[float], form: str) -> str:
-    return _format(values[-1] if values else math.nan, form)
+def _format_last(points: Points, form: str) -> str:
+    return _format(points[-1][1] if points else math.nan, form)
 
 
 def _format_setting(value: Json) -> str:
-    """A setting as words; a dash if it is off.
+    """A setting in words; a dash for none.
 
-    >>> [_format_setting(value) for value in (0.003, True, None, "tat")]
-    ['0.003', 'yes', '–', 'tat']
+    >>> [_format_setting(value) for value in (0.003, False, None, "tat")]
+    ['0.003', 'no', '–', 'tat']
     """
     if value is None or isinstance(value, bool):
-        return "yes" if value else "–"
+        return {None: "–", True: "yes", False: "no"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -209,52 +179,47 @@ def _conclude(runs: Sequence[_Run], differing: Sequence[str]) -> list[str]:
     """Which run is best on each data, which diverged, and which did not finish."""
     groups: dict[str, list[_Run]] = {}
     for run in runs:
-        groups.setdefault(str(run.settings.get("data", "")), []).append(run)
-    found = {data: sentence for data, own in groups.items() if (sentence := _best(own, differing))}
-    words = [f"On {data}: {s}" if len(groups) > 1 else s for data, s in found.items()]
-    if not words:
-        words = ["No run has been evaluated yet."]
+        if run.evaluations:
+            groups.setdefault(str(run.settings.get("data", "")), []).append(run)
+    words = [
+        f"On {data}: {_best(own, differing)}" if len(groups) > 1 else _best(own, differing)
+        for data, own in groups.items()
+    ]
     lost = [run for run in runs if run.divergence is not None]
-    words += [_describe_divergence(run) for run in lost[:_MOST_NAMED]]
-    open_ = [run for run in runs if run.ending == "unfinished"]
-    for run in open_[:_MOST_NAMED]:
+    stopped = [run for run in runs if run.ending == "unfinished"]
+    words += map(_describe_divergence, lost[:_MOST_NAMED])
+    for run in stopped[:_MOST_NAMED]:
         again = f"skipless train --resume --output {shlex.quote(str(run.record.folder))}"
-        words.append(f"Unfinished: {run.name}, last seen {run.progress}. Resume: {again}")
-    for kind, own in (("diverged", lost), ("unfinished", open_)):
+        words.append(f"Unfinished: {run.name}, last seen {run.place}. Resume: {again}")
+    for kind, own in (("diverged", lost), ("unfinished", stopped)):
         if (more := len(own) - _MOST_NAMED) > 0:
             words.append(f"{more} more {kind}: see the table.")
-    return words
+    return words if groups else ["No run has been evaluated.", *words]
 
 
-def _best(runs: Sequence[_Run], differing: Sequence[str]) -> str:
+def _best(ranked: Sequence[_Run], differing: Sequence[str]) -> str:
     """The best of runs on the same data, and which others are level with it."""
-    ranked = [run for run in runs if run.is_evaluated]
-    if not ranked:
-        return ""
-    first, images = ranked[0], number(ranked[0].record.run, "validation_images")
-    settings = zip(differing, first.format_settings(differing), strict=True)
+    first, *others = ranked
+    images = number(first.record.run, "validation_images")
+    settings = zip(differing, first.described(differing), strict=True)
     own = ", ".join(f"{n.replace('_', ' ')} {value}" for n, value in settings if value != "–")
-    many = f"{images:,.0f} " if math.isfinite(images) else ""
-    epoch = _format(first.best_step / first.steps_per_epoch, ".3g")
     sentence = (
-        f"Best: {first.name}{f' ({own})' if own else ''} classifies {first.best:.1%} of the {many}"
-        f"validation images correctly, at epoch {epoch}."
+        f"Best: {first.name}{f' ({own})' if own else ''} classifies {first.best:.1%} of the "
+        f"{f'{images:,.0f} ' if images > 0 else ''}validation images correctly, at epoch "
+        f"{_format(first.best_step / first.steps_per_epoch, '.3g')}."
     )
     gap = chance_gap(first.best, int(images)) if images > 0 else 0.0
-    level = [run for run in ranked[1:] if first.best - run.best <= gap]
-    if level:
+    if level := [run.name for run in others if first.best - run.best <= gap]:
         sentence += f" A gap of up to {100 * gap:.1f} points can be chance on so few images: "
-        sentence += f"{join([run.name for run in level])} may be as good."
-    elif len(ranked) > 1:
-        sentence += f" Next: {ranked[1].name}, {ranked[1].best:.1%}."
-    return sentence
+        return f"{sentence}{join(level)} may be as good."
+    return f"{sentence} Next: {others[0].name}, {others[0].best:.1%}." if others else sentence
 
 
 def _describe_divergence(run: _Run) -> str:
     rate = number(run.divergence or {}, "learning_rate")
     words = f", with learning rate {rate:.3g}" if math.isfinite(rate) else ""
-    last = f"; the last finite loss is {run.losses[-1]:.3g}" if run.losses else ""
-    return f"Diverged: {run.name}, {run.progress}{words}{last}."
+    last = f"; the last finite loss is {run.losses[-1][1]:.3g}" if run.losses else ""
+    return f"Diverged: {run.name}, {run.place}{words}{last}."
 
 
 def _run_charts(runs: Sequence[_Run]) -> list[Chart]:
@@ -276,26 +241,21 @@ def _curves(
     ]
     validated = [points(run.record, "validation", "loss") for run in runs]
     # A run that diverges leaves by the top, or the others would be flat.
-    sound = [
-        own
-        for own, run in zip([*trained, *validated], [*runs, *runs], strict=True)
-        if run.divergence is None
-    ]
-    heights = [y for own in sound or trained for _, y in own if math.isfinite(y)]
+    both = zip([*runs, *runs], [*trained, *validated], strict=True)
+    sound = [own for run, own in both if run.divergence is None]
+    heights = [value for own in sound or trained for _, value in own]
     y = logarithmic_axis("lower is better", heights)
-    percents = (
-        [points(run.record, kind, name) for run in runs]
-        for kind, name in (("train", "accuracy"), ("validation", "top1"))
-    )
+    hits = [points(run.record, "train", "accuracy") for run in runs]
+    top1 = [points(run.record, "validation", "top1") for run in runs]
     titles = ("Training loss", "Validation loss", "Training accuracy", "Validation accuracy")
     charts = []
-    for title, curves in zip(titles, (trained, validated, *percents), strict=True):
+    for title, curves in zip(titles, (trained, validated, hits, top1), strict=True):
         axis, unit, form = (y, 1, ".2g") if "loss" in title else (accuracy_axis(), 100, ".1%")
         lines = []
         for style, (run, own) in enumerate(zip(runs, curves, strict=True)):
             inside = [(place, min(unit * value, axis.high)) for place, value in own]
             lost = run.divergence is not None
-            last = "diverged" if lost else _format_last([value for _, value in own], form)
+            last = "diverged" if lost else _format_last(own, form)
             lines.append(Line(run.name, last, style, inside, broken_off=lost))
         charts.append(training_chart(title, lines, axis, x))
     return charts
@@ -319,15 +279,13 @@ def _facts(
 ) -> dict[str, str]:
     """Settings that all runs share; versions, machines and dates."""
     records = [run.record for run in runs]
-    usual = {name: _format_setting(value) for name, value in defaults.items()}
     shared = {name: next(iter(own)) for name, own in values.items() if len(own) == 1}
-    said = [
-        n for n, own in shared.items() if own != usual.get(n, "–") or (own != "–" and n in _ALWAYS)
-    ]
+    usual = {n: _format_setting(defaults.get(n)) for n in shared}
+    named = [n for n, own in shared.items() if own != usual[n] or (own != "–" and n in _ALWAYS)]
     dates = sorted({str(date)[:10] for record in records if (date := record.run.get("started"))})
     facts = {
         "Settings" if len(runs) == 1 else "Settings of all": ", ".join(
-            f"{name.replace('_', ' ')} {shared[name]}" for name in said
+            f"{name.replace('_', ' ')} {shared[name]}" for name in named
         ),
         "Versions": _join_distinct(records, "versions", lambda name, value: f"{name} {value}"),
         "Machine": _join_distinct(records, "machine", _machine_part),
