@@ -130,3 +130,75 @@ def test_the_verbs_have_the_same_arguments_in_the_same_order(verb: str) -> None:
         for room in rooms
     ]
     assert all(own == names[0] for own in names)
+
+
+class TorchPair(nn.Module):
+    """A layer for each of two inputs, and one after their sum; `Split` feeds it one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 8), nn.Linear(5, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.c(torch.relu(self.a(x)) + torch.relu(self.b(y)))
+
+
+class TorchSplit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = TorchPair()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(*x.split((3, 5), 1))
+
+
+class JaxPair(nnx.Module):
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.a, self.b = nnx.Linear(3, 8, rngs=rngs), nnx.Linear(5, 8, rngs=rngs)
+        self.c, self.phi = nnx.Linear(8, 4, rngs=rngs), nnx.relu
+
+    def __call__(self, x: jnp.ndarray, y: jnp.ndarray) -> jnp.ndarray:
+        return self.c(self.phi(self.a(x)) + self.phi(self.b(y)))
+
+
+class JaxSplit(nnx.Module):
+    def __init__(self) -> None:
+        self.model = JaxPair()
+
+    def __call__(self, x: jnp.ndarray) -> jnp.ndarray:
+        return self.model(*jnp.split(x, (3,), 1))
+
+
+def keras_pair(parts: bool) -> keras.Model:
+    a, b = (keras.layers.Dense(8, activation="relu") for _ in range(2))
+    c, x, y = keras.layers.Dense(4), keras.Input((3,)), keras.Input((5,))
+    pair = keras.Model([x, y], c(a(x) + b(y)))
+    if parts:
+        return pair
+    both = keras.Input((8,))
+    return keras.Model(both, pair(keras.ops.split(both, (3,), 1)))
+
+
+PAIRS = (
+    (TorchPair, TorchSplit, torch.tensor),
+    (JaxPair, JaxSplit, jnp.asarray),
+    (lambda: keras_pair(True), lambda: keras_pair(False), np.asarray),
+)
+
+
+@pytest.mark.parametrize(("pair", "split", "tensor"), PAIRS, ids=["torch", "jax", "keras"])
+def test_two_inputs_are_refused_with_advice_that_works(pair, split, tensor) -> None:
+    model, x, y = pair(), tensor(np.zeros((2, 3), "f")), tensor(np.zeros((2, 5), "f"))
+    for inputs in ((x, y), [x, y], x):
+        for verb in (sk.trace, sk.convert, sk.measure):
+            with pytest.raises((TypeError, ValueError), match=r"splits? (a single|one) input"):
+                verb(model, inputs)
+    if pair is not JaxPair:  # where all arguments but the last are parameters
+        for verb in (sk.trace, sk.check, sk.measure):
+            with pytest.raises(TypeError, match=r"Expected one input, got 2.*splits a single"):
+                verb(model, x, y)
+    graph = sk.trace(split(), tensor(np.zeros((2, 8), "f")))
+    kinds = Counter(type(node).__name__ for node in graph.nodes)
+    assert kinds == {"Input": 1, "Affine": 3, "Nonlinearity": 2, "Sum": 1}
+    assert graph.depth == 1

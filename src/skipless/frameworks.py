@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from skipless.core.graph import Graph
 from skipless.core.measure import Check, Measurement
+from skipless.core.record import ONE_INPUT
 from skipless.core.solution import TAT, Method, Solution
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ def _room(model: object, arguments: Sequence[object]) -> ModuleType:
     roots = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
     for root, framework in _FRAMEWORKS.items():
         if root in roots:
+            if len(arguments) > 1 and framework != "jax":  # whose functions take parameters, too
+                raise TypeError(f"Expected one input, got {len(arguments)}. {ONE_INPUT}.")
             return import_module(f"skipless.{framework}")
     if not callable(model):
         raise TypeError(

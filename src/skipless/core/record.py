@@ -18,9 +18,21 @@ from .recognise import CLOSE
 
 T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
 
+ONE_INPUT = (
+    "Several inputs are not supported yet: wrap the model in one that splits a single input, as in "
+    "self.model(*x.split(sizes, 1)), or convert its parts one by one"
+)
+
 
 class UnsupportedModelError(ValueError):
     """The model computes something that has no Q and C maps."""
+
+
+def explain_failure(error: Exception, advice: str) -> str:
+    """Why a framework could not record a model, and what to do."""
+    reason = (str(error).strip() or repr(error)).splitlines()[0].rstrip(".")
+    wants_more = "missing" in reason and "required" in reason  # arguments of the model
+    return f"{reason}. {ONE_INPUT if wants_more else advice}."
 
 
 @dataclass(frozen=True)

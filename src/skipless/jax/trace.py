@@ -53,6 +53,8 @@ def input_index(arguments: Sequence[object], argnum: int) -> int:
     raise TypeError(
         f"The network's input, argument {argnum}, must be an array or a jax.ShapeDtypeStruct, got "
         f"{found}. Pass the input last, or name it: trace(fn, params, x, key, argnum=1)."
+        + isinstance(given, tuple | list)
+        * f" {rec.ONE_INPUT}."
     )
 
 
@@ -415,8 +417,8 @@ def _make_jaxpr(call: Callable[..., object], arrays: Sequence[Any], of_input: in
         try:
             return jax.make_jaxpr(call)(shapes)
         except Exception as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            advice = "Check that it runs under jax.jit with these arguments"
             raise _RecordingError(
                 f"JAX cannot record the function on an input of shape {shapes[of_input].shape}: "
-                f"{reason} Check that it runs under jax.jit with these arguments."
+                + rec.explain_failure(error, advice)
             ) from error

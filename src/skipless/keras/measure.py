@@ -44,8 +44,9 @@ def measure(
     >>> [(node.kind, round(node.q.mean, 5), round(node.c.mean, 5)) for node in found.nodes]
     [('Input', 1.0, 0.25), ('Affine', 1.0, 0.25)]
     """
+    reading = read(model, inputs)
     core.require_batch_of_pairs(tuple(inputs.shape))
-    replay = Replay(read(model, inputs), example=inputs)
+    replay = Replay(reading, example=inputs)
     draw = draw or partial(initialize_, **core.sigmas(core.known_solution(model)))
     with closing(_draws(model, seeds, draw)) as draws:
         q, c = core.stack([replay.run(inputs) for _ in draws])

@@ -64,7 +64,8 @@ def record_calls(model: keras.Model, example: object = None) -> tuple[list[Tenso
         raise UnsupportedModelError(
             f"{model.name} has {len(inputs)} inputs and {len(outputs)} outputs, but only networks "
             "with one of each can be read. Trace keras.Model(input, output) for the part that "
-            "leads from one to the other."
+            "leads from one to the other, or split one input: keras.Model(x, "
+            "model(keras.ops.split(x, 2, 1)))."
         )
     (start,), recorder = inputs, _Recorder()
     first = recorder.add(Call(None, start.name), start)

@@ -28,7 +28,7 @@ from skipless.core.measure import TOLERANCE, Check, Measurement
 from skipless.core.solution import Solution
 
 from .init import Distribution, initialize_
-from .trace import read
+from .trace import read, require_example
 
 
 class Replay:
@@ -130,6 +130,7 @@ def measure(
     >>> [(node.kind, round(node.q.mean, 5), round(node.c.mean, 5)) for node in found.nodes]
     [('Input', 1.0, 0.25), ('Affine', 1.0, 0.25)]
     """
+    require_example(model, inputs)
     core.require_batch_of_pairs(tuple(inputs.shape))
     network = model if seeds is None else copy.deepcopy(model)
     draw = draw or partial(initialize_, **core.sigmas(core.known_solution(model)))
@@ -189,6 +190,7 @@ def check(
     >>> check(model, torch.zeros(1, 100), trelu, seeds=5).agrees
     True
     """
+    require_example(model, example)
     solution = core.find_solution(model, solution)
     samples = core.batch_size(cosines, pairs)
     draw = partial(initialize_, distribution=distribution, **core.sigmas(solution))

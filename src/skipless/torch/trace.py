@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -69,14 +69,21 @@ def read(model: nn.Module, example: torch.Tensor, *, dynamic: bool = False) -> R
 
     With `dynamic`, sizes that the model does not fix are left open, such as that of the batch.
     """
-    if not isinstance(model, nn.Module) or not isinstance(example, torch.Tensor):
-        raise TypeError(
-            "Expected a model and an example of its input (nn.Module, Tensor), got "
-            f"({type(model).__name__}, {type(example).__name__})."
-        )
+    require_example(model, example)
     program = _export_with_open_sizes(model, example) if dynamic else _export(model, example)
     description = Description(model, program)
     return Reading(**vars(core.read(description)), program=program, inputs=description.inputs)
+
+
+def require_example(model: object, example: object) -> None:
+    """Raise unless these are a module and a tensor."""
+    if not isinstance(model, nn.Module) or not isinstance(example, torch.Tensor):
+        parts = example.values() if isinstance(example, Mapping) else example
+        several = isinstance(parts, Iterable) and any(isinstance(p, torch.Tensor) for p in parts)
+        raise TypeError(
+            "Expected a model and an example of its input (nn.Module, Tensor), got "
+            f"({type(model).__name__}, {type(example).__name__})." + several * f" {rec.ONE_INPUT}."
+        )
 
 
 class Description(Recorded[fx.Node]):
@@ -286,11 +293,10 @@ def _export(
         try:
             return torch.export.export(model, (example,), dynamic_shapes=sizes, strict=False)
         except (RuntimeError, TypeError, AttributeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            advice = "Check that model(example) runs, and takes no branch by the values of tensors"
             raise UnsupportedModelError(
                 f"torch.export failed on {type(model).__name__} with input shape "
-                f"{tuple(example.shape)}: {reason}. Check that model(example) runs, and that no "
-                "tensor's values decide which branch it takes."
+                f"{tuple(example.shape)}: {rec.explain_failure(error, advice)}"
             ) from error
 
 
