@@ -2,8 +2,9 @@
 
     .venv/bin/python tests/link_packages.py ENVIRONMENT install -c constraints.txt -e '.[torch]'
 
-Only the packages that the requirements name, and what these require, as their metadata say. pip
-then finds them installed, or installs what is missing here.
+Only the packages that the requirements name, and what these require, as their metadata say, in the
+versions that the constraints allow. pip then finds them installed, or installs what is missing
+here. A package of another version must not be linked: pip would replace its files through the link.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from itertools import pairwise
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 
 def requirements(arguments: list[str]) -> Iterator[Requirement]:
@@ -44,20 +48,34 @@ def of_project(project: dict, extras: Iterable[str]) -> Iterator[Requirement]:
             yield asked
 
 
-def closure(asked: Iterable[Requirement], follow: bool) -> dict[str, Distribution]:
+def constraints(arguments: list[str]) -> dict[str, SpecifierSet]:
+    """The versions that the file after `-c` allows, by package."""
+    pins = {}
+    for flag, file in pairwise(arguments):
+        lines = Path(file).read_text(encoding="utf-8").splitlines() if flag == "-c" else []
+        for pin in (Requirement(line) for line in lines if line and not line.startswith("#")):
+            pins[canonicalize_name(pin.name)] = pin.specifier
+    return pins
+
+
+def closure(
+    asked: Iterable[Requirement], pins: dict[str, SpecifierSet], follow: bool
+) -> dict[str, Distribution]:
     """The installed distributions that satisfy the requirements, with all that they require."""
     found: dict[str, Distribution] = {}
     done: set[tuple[str, frozenset[str]]] = set()
     waiting = list(asked)
     while waiting:
         requirement = waiting.pop()
-        key = requirement.name.lower(), frozenset(requirement.extras)
+        key = canonicalize_name(requirement.name), frozenset(requirement.extras)
         if key in done:
             continue
         done.add(key)
         try:
             own = distribution(requirement.name)
         except PackageNotFoundError:
+            continue
+        if not (requirement.specifier & pins.get(key[0], SpecifierSet())).contains(own.version):
             continue
         found[key[0]] = own
         for line in own.requires or () if follow else ():
@@ -82,8 +100,8 @@ def link(own: Distribution, here: Path, there: Path) -> None:
 def main(environment: str, *arguments: str) -> None:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     here, there = (Path(p) / "lib" / version / "site-packages" for p in (sys.prefix, environment))
-    follow = "--no-deps" not in arguments
-    for own in closure(requirements(list(arguments)), follow).values():
+    asked, pins = requirements([*arguments]), constraints([*arguments])
+    for own in closure(asked, pins, follow="--no-deps" not in arguments).values():
         link(own, here, there)
 
 

@@ -104,7 +104,7 @@ def test_the_front_door_stops_at_the_first_block_that_fails(tmp_path: Path) -> N
         Block("three", "python", "own\n", None),
         Block("four", "sh", "echo unreached\n", None),
     ]
-    page = script(blocks, tmp_path, None).replace("python3 -m venv .venv\n", "")
+    page = script(blocks, tmp_path, None, installed=False).replace("python3 -m venv .venv\n", "")
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     ran = subprocess.run(["bash", "-c", page], env=environment, capture_output=True, text=True)
     assert ran.returncode != 0
