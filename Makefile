@@ -29,12 +29,12 @@ endef
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help demo test front-door test-core check bench bench-peers docs jax-example reproduce results figures clean
+.PHONY: help demo test front-door test-core check bench bench-peers docs jax-example reproduce results demo-results figures clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
-demo: .venv/.train  ## train 50 layers without shortcuts and a ResNet, in three minutes
+demo: .venv/.train  ## train 50 layers without shortcuts beside a ResNet, in three minutes
 	$(BIN)/python -m skipless.runs.demo out
 
 test: .venv/.dev .venv/.oracles  ## run every test and doctest, in parallel by file
@@ -70,10 +70,15 @@ docs: .venv/.docs  ## build the documentation into site/
 reproduce: .venv/.train  ## run every table and figure of the paper at the smallest scale
 	$(BIN)/skipless reproduce all --scale smoke --workers 1 --output out/smoke
 
-results: .venv/.train  ## write docs/results.md and the README's table from results/cpu
+results: .venv/.train  ## write docs/results.md and README's tables from the files in results
 	$(BIN)/python docs/results_page.py
 
-figures: .venv/.train  ## draw the figures of docs/idea.md
+demo-results: demo  ## run the demo, and put its table and picture into README and docs
+	cp out/demo.md results/demo.md
+	cp out/demo.svg docs/images/demo.svg
+	$(BIN)/python docs/results_page.py
+
+figures: .venv/.train  ## draw the figures of README and docs/idea.md
 	$(BIN)/python docs/idea_figures.py
 
 clean:  ## remove everything that the other targets created

@@ -1,4 +1,4 @@
-"""Draws the figures of "The idea in pictures", each computed by `core`: make figures."""
+"""Draws the figures of "The idea in pictures" and README, each computed by `core`: make figures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
+from scipy.special import ndtr
 
 from skipless.core.activations import Array, activation
 from skipless.core.graph import Graph
@@ -17,7 +19,11 @@ from skipless.record import write_atomically
 from skipless.report.svg import Axis, Chart, Line, linear_axis, svg_file
 
 FOLDER = Path(__file__).parent / "images" / "idea"
+SQUARES = FOLDER.with_name("squares.png")
 DEPTHS = (20, 100, 1000)
+SQUARE_DEPTHS = (20, 50, 100, 200)
+WIDTH = 384  # of the networks that are sampled
+GREY = "#7d858d"  # legible on white and on black
 # Close together towards both ends, where the maps of deep networks bend.
 _C = np.cos(np.linspace(np.pi, 0.0, 201))
 _RELU = Solution.of(activation("relu"))
@@ -142,5 +148,58 @@ def _c_map_chart(title: str, maps: Maps) -> Chart:
     )
 
 
+def random_outputs(solution: Solution, layers: int, x: Array, seed: int) -> Array:
+    """The outputs of a network with random orthogonal weights, a row for each direction in `x`.
+
+    Each has a mean square of 1, so that they differ in their directions alone.
+    """
+    generator = np.random.default_rng(seed)
+    h = x
+    for layer in range(layers + 1):
+        orthogonal, _ = np.linalg.qr(generator.normal(size=(WIDTH, WIDTH)))
+        h = (solution(h) if layer else h) @ orthogonal[: h.shape[1]]
+        h /= np.sqrt(np.mean(h**2, axis=1, keepdims=True))  # which leaves angles as they are
+    return h
+
+
+def square(size: int) -> Array:
+    """Directions in space, a row for each point of a square; its corners are 130 degrees apart."""
+    u, v = np.meshgrid(*[np.linspace(-1.5, 1.5, size)] * 2)
+    x = np.stack([u, v, np.ones_like(u)], axis=-1).reshape(-1, 3)
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def sample(solution: Solution, layers: int, size: int, seed: int) -> tuple[Array, float]:
+    """A square of colours, and the mean angle in degrees between inputs that are 90 degrees apart.
+
+    A colour is how three of the outputs at a point of the square differ from their mean over it.
+    """
+    outputs = random_outputs(solution, layers, np.vstack([np.eye(3), square(size)]), seed)
+    c = (outputs[:3] @ outputs[:3].T / WIDTH)[np.triu_indices(3, 1)]
+    shown = outputs[3:, :3]
+    colours = ndtr(shown - shown.mean(axis=0)).reshape(size, size, 3)
+    return colours, float(np.degrees(np.mean(np.arccos(c))))
+
+
+def draw_squares(path: Path, size: int = 48, seed: int = 0) -> Path:
+    """Draw what untrained networks of several depths make of a square, with ReLU and with TReLU."""
+    figure = Figure(figsize=(8.4, 4.7), layout="constrained")
+    axes = figure.subplots(2, len(SQUARE_DEPTHS))
+    for column, layers in enumerate(SQUARE_DEPTHS):
+        shaped = solve(Graph.chain(layers), TAT(eta=0.9))
+        for own, solution in zip(axes[:, column], (_RELU, shaped), strict=True):
+            colours, angle = sample(solution, layers, size, seed)
+            own.imshow(colours, interpolation="bilinear")
+            own.set(xticks=[], yticks=[])
+            own.set_xlabel(f"90° → {angle:.0f}°", color=GREY)
+            own.spines[:].set_visible(False)
+        axes[0, column].set_title(f"{layers} layers", color=GREY)
+    for own, name in zip(axes[:, 0], ("ReLU", "TReLU"), strict=True):
+        own.set_ylabel(name, color=GREY, fontsize=14)
+    figure.savefig(path, dpi=100, transparent=True)
+    return path
+
+
 if __name__ == "__main__":
     write_figures(FOLDER)
+    draw_squares(SQUARES)

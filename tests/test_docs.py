@@ -150,6 +150,12 @@ def understood(words: list[str]) -> None:
     command.make_context(words[0], words[1:])
 
 
+def test_the_readme_names_targets_that_exist() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = set(re.findall(r"(?:^|`)make ([\w-]+)", text, re.MULTILINE))
+    assert {"demo", "test"} <= targets <= TARGETS
+
+
 def test_a_command_that_is_wrong_is_not_understood() -> None:
     with pytest.raises(click.UsageError):
         understood(["train", "--learning-speed", "3"])

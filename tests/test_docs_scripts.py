@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
 from pathlib import Path
 from urllib.parse import parse_qs
+from xml.etree import ElementTree
 
 import idea_figures
+import numpy as np
 import pytest
 import results_page
 
@@ -19,6 +22,7 @@ from skipless.report.svg import Chart
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+ENDS = ("start", "end")
 
 
 def behind_relu(layers: int) -> float:
@@ -100,37 +104,75 @@ def test_the_page_its_charts_and_the_readme_are_written_from_the_results(tmp_pat
     images = tmp_path / "docs" / "images" / "results"
     images.mkdir(parents=True)
     (images / "gone-1.svg").touch()
-    marks = results_page.START, results_page.END
-    (tmp_path / "README.md").write_text(f"before\n{marks[0]}\nearlier\n{marks[1]}\nafter\n")
+    (tmp_path / results_page.DEMO).write_text("| the demo |\n")
+    marks = "\n".join(f"<!-- {n}: {e} -->\nearlier" for n in ("demo", "results") for e in ENDS)
+    (tmp_path / "README.md").write_text(f"before\n{marks}\nafter\n")
     text = results_page.write_page(tmp_path).read_text(encoding="utf-8")
     # Figure 1 has three that hold; of table 1, the conditions are met, and C_f(0) is not there.
     assert "Of 5 claims, 4 hold and 0 do not; 1 were not run." in text
     assert {path.name for path in images.iterdir()} == {"figure1-1.svg"}
     shown = set(re.findall(r"\]\(images/results/([^)]*)\)", text))
     assert shown == {"figure1-1.svg"}
-    before, table, after = re.split("<!-- results: .* -->", (tmp_path / "README.md").read_text())
-    assert (before, after) == ("before\n", "\nafter\n")
-    assert [line.split(" | ")[1] for line in table.splitlines()[3:]] == ["3 of 3", "1 of 2"]
-    assert "(docs/results.md#figure1)" in table
+    readme = (tmp_path / "README.md").read_text()
+    before, demo, between, table, after = re.split("<!-- (?:demo|results): .* -->", readme)
+    assert (before, demo, between) == ("before\n", "\n\n| the demo |\n\n", "\nearlier\n")
+    assert after == "\nearlier\nafter\n"
     assert "earlier" not in table
-    again = (tmp_path / "README.md").read_text()
+    assert "| [`figure1`](docs/results.md#figure1), 35 |" in table
+    assert "Of 5 claims, the paper's and ours, 4 hold at this scale and 0 do not" in table
     results_page.write_page(tmp_path)
-    assert (tmp_path / "README.md").read_text() == again
+    assert (tmp_path / "README.md").read_text() == readme
+
+
+def test_the_readme_has_means_and_two_standard_errors_of_the_records() -> None:
+    lines = (ROOT / results_page.RESULTS / "figure1.jsonl").read_text().splitlines()
+    trials = [row for row in map(json.loads, lines) if row["kind"] == "trial"]
+    (row,) = [own for own in (ROOT / "README.md").read_text().splitlines() if "`figure1`" in own]
+    for method, name in (("EOC", "ReLU"), ("TAT", "TReLU")):
+        place = {"row": method, "column": "200"}
+        found = [100 * t["outcome"]["top1"] for t in trials if t.items() >= place.items()]
+        error = np.std(found, ddof=1) / len(found) ** 0.5
+        assert f"| {name}: **{np.mean(found):.1f}** ± {2 * error:.1f} |" in row
+        assert f"| {len(found)} |" in row
+
+
+def test_the_pictures_of_the_demo_and_its_table_are_of_one_run() -> None:
+    table = (ROOT / results_page.DEMO).read_text().splitlines()[2:]
+    words = ElementTree.parse(DOCS / "images" / "demo.svg").getroot().itertext()
+    labels = {" ".join(text.split()) for text in words}
+    assert len(table) == 3
+    for row in table:
+        assert row.split("|")[-2].strip() in labels
+
+
+def test_untrained_relu_networks_forget_the_square_and_trelu_networks_do_not() -> None:
+    layers = 50
+    shaped = sk.solve(sk.Graph.chain(layers), sk.TAT(eta=0.9))
+    relu = sk.solve(sk.Graph.chain(layers), sk.EOC(), "relu")
+    (grey, small), (colours, large) = (idea_figures.sample(s, layers, 8, 0) for s in (relu, shaped))
+    # Angles of finite networks vary from one to the next, by about a seventh at this width.
+    assert small == pytest.approx(math.degrees(math.acos(behind_relu(layers))), rel=0.4)
+    assert large == pytest.approx(math.degrees(math.acos(0.9)), rel=0.4)
+    # Small differences between outputs are in proportion to angles.
+    spreads = [own.reshape(-1, 3).std(axis=0).mean() for own in (grey, colours)]
+    assert spreads[1] / spreads[0] == pytest.approx(large / small, rel=0.4)
 
 
 def test_a_readme_without_its_marks_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"README.md lacks the marks .* Put them back"):
-        results_page.replace_table("nothing", "| table |\n")
+    with pytest.raises(ValueError, match=r"README.md lacks the marks .*demo.* Put them back"):
+        results_page.replace_part("nothing", "demo", "| table |\n")
 
 
 def test_the_committed_results_make_the_committed_pages_byte_for_byte() -> None:
-    text, charts, table = results_page.build_page(ROOT / results_page.RESULTS)
+    text, charts, highlights = results_page.build_page(ROOT / results_page.RESULTS)
     docs = ROOT / "docs"
     images = docs / "images" / "results"
     assert (docs / "results.md").read_bytes().decode() == text
     assert {path.name: path.read_bytes().decode() for path in images.iterdir()} == charts
     readme = (ROOT / "README.md").read_bytes().decode()
-    assert results_page.replace_table(readme, table) == readme
+    assert results_page.replace_part(readme, "results", highlights) == readme
+    demo = (ROOT / results_page.DEMO).read_text(encoding="utf-8")
+    assert results_page.replace_part(readme, "demo", demo) == readme
 
 
 def test_the_committed_results_are_those_of_all_items_at_the_scale_cpu() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,11 @@ from skipless.record import MetricsFile, Record, write_run
 from skipless.report.comparison import (
     Contestant,
     NetworkComparison,
+    SeedRun,
+    Tuning,
     comparison_page,
     conclusion,
+    rates_chart,
     results_table,
     write_page,
 )
@@ -50,7 +54,10 @@ def curve(power: int) -> CMapCurve:
 def contestant(
     folder: Path, label: str, accuracies: Sequence[float], c_map: CMapCurve | None = None
 ) -> Contestant:
-    best = np.nanmax(accuracies) if np.isfinite(accuracies).any() else 0.1
+    runs = {}
+    for rate, value in zip(RATES, accuracies, strict=True):
+        runs[Tuning(rate)] = [run(folder, value)]
+        runs[Tuning(rate, clipped=True)] = [run(folder, value - 0.01)]
     return Contestant(
         label=label,
         description=f"Says <{label}>, as a sentence for newcomers would.",
@@ -58,10 +65,14 @@ def contestant(
         normalisation=c_map is None,
         parameters=1234567,
         curve=c_map,
-        record=record(folder / f"run {len(list(folder.iterdir()))}", float(best)),
-        grid=dict(zip(RATES, accuracies, strict=True)),
-        seconds=41.6,
+        runs=runs,
     )
+
+
+def run(folder: Path, accuracy: float) -> SeedRun:
+    diverged = math.isnan(accuracy)
+    path = folder / f"run {len(list(folder.iterdir()))}"
+    return SeedRun(record(path, 0.1 if diverged else accuracy), diverged)
 
 
 def comparison(
@@ -91,7 +102,7 @@ def test_the_page_is_well_formed_and_has_every_part_once(example: NetworkCompari
     assert found.count("figure") == found.count("figcaption") == 3
     assert found.count("table") == found.count("caption") == 3
     charts = [own for tag, own in found.elements if tag == "svg" and own.get("role") == "img"]
-    assert len(charts) == 5
+    assert len(charts) == 6
     assert all(own["aria-label"] for own in charts)
     assert all(own.get("scope") for tag, own in found.elements if tag == "th")
     assert [own.get("lang") for tag, own in found.elements if tag == "html"] == ["en"]
@@ -116,13 +127,59 @@ def test_words_from_outside_are_escaped(example: NetworkComparison) -> None:
 
 def test_the_tables_hold_the_numbers_of_the_runs(example: NetworkComparison) -> None:
     cells = Reader(comparison_page(example)).within("td")
-    one = ["no", "no", "1,234,567", "0.1", "87.5%", "25.0%", "42"]
-    two = ["no", "no", "1,234,567", "0.1", "87.5%", "96.0%", "42"]
-    three = ["yes", "yes", "1,234,567", "1", "87.5%", "97.0%", "42"]
-    grid = ["11.0%", "12.0%", "13.0%", "25.0%", "96.0%", "14.0%", "diverged", "diverged", "97.0%"]
+    one = ["no", "no", "1,234,567", "0.1", "87.5%", "25.0%"]
+    two = ["no", "no", "1,234,567", "0.1", "87.5%", "96.0%"]
+    three = ["yes", "yes", "1,234,567", "1", "87.5%", "97.0%"]
+    first, second = ["11.0%", "12.0%", "13.0%"], ["25.0%", "96.0%", "14.0%"]
+    first += ["10.0%", "11.0%", "12.0%"]  # clipped
+    second += ["24.0%", "95.0%", "13.0%"]
+    third = ["diverged", "diverged", "97.0%", "diverged", "diverged", "96.0%"]
+    grid = [*first, *second, *third]
     assert cells == [*one, *two, *three, *grid, "7 & 8"]
-    rows = [line.split() for line in results_table(example).splitlines()[2:]]
+    rows = [re.split("  +", line) for line in results_table(example).splitlines()[2:]]
     assert rows == [["relu", *one], ["t<relu", *two], ["resnet", *three]]
+    settings = Reader(comparison_page(example)).within("th")[-7:-1]
+    assert settings == [f"{rate:g}{words}" for rate in RATES for words in ("", ", clipped")]
+
+
+def test_a_ring_marks_the_best_setting_on_the_chart_that_it_belongs_to(tmp_path: Path) -> None:
+    plain = contestant(tmp_path, "plain", [0.5, 0.96, 0.95])
+    best = Tuning(1.0, clipped=True)
+    clipped = replace(plain, runs={**plain.runs, best: [run(tmp_path, 0.97)]})
+    without, with_clipping = (rates_chart([plain, clipped], own) for own in (False, True))
+    assert [x for x, _ in without.lines[0].points] == list(RATES)
+    assert [line.ringed for line in without.lines] == [1, None]
+    assert [line.ringed for line in with_clipping.lines] == [None, 2]
+    assert [line.value for line in with_clipping.lines] == ["best 95.0%", "best 97.0%"]
+
+
+def with_seeds(folder: Path, label: str, *others: float) -> Contestant:
+    """A network whose best setting has more seeds."""
+    one = contestant(folder, label, [0.5, 0.96, 0.95])
+    best = Tuning(0.1)
+    return replace(
+        one, runs={**one.runs, best: [*one.runs[best], *(run(folder, o) for o in others)]}
+    )
+
+
+def test_the_result_is_the_mean_and_spread_of_the_seeds_of_the_best_setting(
+    tmp_path: Path,
+) -> None:
+    one = with_seeds(tmp_path, "trelu", 0.97, 0.98)
+    text = comparison_page(NetworkComparison("", "", [one], 1000, {}))
+    # of 96, 97 and 98: mean 97, sum of squares 2, variance 2 / (3 - 1)
+    assert "97.0 ± 1.0%" in Reader(text).within("td")
+    assert "trelu</b> gets 97.0 ± 1.0% of the 1,000 validation images right." in text
+    assert "96.0%" in Reader(text).within("td")  # of the first seed, among the settings
+    # The training charts have a thin line for each seed around their mean.
+    assert text.count('class="leader') == 2 * 3 + 4
+
+
+def test_a_seed_that_diverged_is_counted_and_left_out_of_the_mean(tmp_path: Path) -> None:
+    one = with_seeds(tmp_path, "trelu", NAN, 0.98)
+    assert one.accuracy == pytest.approx(0.97)
+    words = conclusion(NetworkComparison("", "", [one], 1000, {}))
+    assert words == "trelu gets 97.0 ± 1.4% (1 of 3 diverged) of the 1,000 validation images right."
 
 
 def test_the_maps_are_put_into_words_by_their_numbers(example: NetworkComparison) -> None:
@@ -180,14 +237,14 @@ def test_networks_that_diverged_are_reported_as_such(tmp_path: Path) -> None:
     )
     assert results_table(both).splitlines()[2].split()[4:7] == ["-", "diverged", "diverged"]
     assert "nan" not in comparison_page(both)
-    assert (
-        comparison_page(both).count('class="cross') == 6
-    )  # five runs, and the end of the accuracies
+    # One for each of ten runs, and one at the end of the accuracies.
+    assert comparison_page(both).count('class="cross') == 11
 
 
 def test_a_loss_that_is_no_number_ends_its_line(tmp_path: Path) -> None:
     whole = contestant(tmp_path, "relu", [0.1, 0.2, 0.3])
-    broken = replace(whole, record=record(tmp_path / "broken", 0.3, [2.3, 9.0, NAN]))
+    last = SeedRun(record(tmp_path / "broken", 0.3, [2.3, 9.0, NAN]))
+    broken = replace(whole, runs={**whole.runs, Tuning(1.0): [last]})
     counts = [
         comparison_page(NetworkComparison("", "", [one], 9, {})).count("cross")
         for one in (whole, broken)
@@ -195,25 +252,10 @@ def test_a_loss_that_is_no_number_ends_its_line(tmp_path: Path) -> None:
     assert counts[1] == counts[0] + 1
 
 
-def test_a_record_of_another_run_than_the_best_is_refused(tmp_path: Path) -> None:
+def test_impossible_rates_are_refused(tmp_path: Path) -> None:
     one = contestant(tmp_path, "relu", [0.1, 0.2, 0.3])
-    with pytest.raises(ValueError, match=r"reached 0\.4 at .* ends at 0\.3\. Pass the best run's"):
-        replace(one, grid={0.1: 0.4})
-
-
-@pytest.mark.parametrize(
-    ("grid", "message"),
-    [
-        ({0.1: 97.0}, r"'relu' must be fractions in \[0, 1\], got \[97.0\]"),
-        ({0.0: 0.3}, r"'relu' needs .* rates above zero, got \[0.0\]"),
-    ],
-)
-def test_percent_and_impossible_rates_are_refused(
-    tmp_path: Path, grid: dict[float, float], message: str
-) -> None:
-    one = contestant(tmp_path, "relu", [0.1, 0.2, 0.3])
-    with pytest.raises(ValueError, match=message):
-        replace(one, grid=grid)
+    with pytest.raises(ValueError, match=r"'relu' needs .* rates above zero, got \[0.0\]"):
+        replace(one, runs={Tuning(0.0): []})
 
 
 def test_a_page_without_a_folder_is_refused(example: NetworkComparison, tmp_path: Path) -> None:
@@ -237,7 +279,8 @@ def test_a_browser_shows_every_chart_whole_on_any_screen(
     browser.go(write_page(tmp_path / "page.html", example))
     assert browser.console() == []
     charts = browser.run(CHARTS)
-    assert [len(chart["lines"]) for chart in charts] == [2 + 2, 2, 3, 3, 3]  # the first has a key
+    # The first has a key.
+    assert [len(chart["lines"]) for chart in charts] == [2 + 2, 2, 3, 3, 3, 3]
     for chart in charts:
         assert chart["width"] > 300
         assert chart["height"] > 200

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 
@@ -100,21 +102,30 @@ def _thin(points: Points) -> Points:
     return points[::-1][::stride][::-1]  # always with the last
 
 
-def training_charts(runs: Iterable[tuple[str, Record, str, bool]]) -> list[Chart]:
+def training_charts(runs: Iterable[tuple[str, Sequence[Record], str, bool]]) -> list[Chart]:
     """Training loss and validation accuracy by epoch.
 
-    Each run has a name, a record, its accuracy in words, and whether that ends in a cross.
+    Each has a name, a record for each seed, the accuracy in words, and whether that ends in a
+    cross. The line is the mean over seeds.
     """
     losses, accuracies = [], []
-    for style, (name, record, accuracy, diverged) in enumerate(runs):
-        found = points_by_epoch(record, "train", "loss")
-        broken = any(not math.isfinite(value) for _, value in found[-1:])
-        last = "diverged" if broken else f"{found[-1][1]:.2g}" if found else ""
-        losses.append(Line(name, last, style, found, broken_off=broken))
-        top1 = points_by_epoch(record, "validation", "top1")
-        percents = [(place, 100 * value) for place, value in top1]
-        accuracies.append(Line(name, accuracy, style, percents, broken_off=diverged))
+    for style, (name, records, accuracy, diverged) in enumerate(runs):
+        seeds = [points_by_epoch(record, "train", "loss") for record in records]
+        line = _mean_line(name, "", style, seeds)
+        broken = any(not math.isfinite(value) for _, value in line.points[-1:])
+        last = "diverged" if broken else f"{line.points[-1][1]:.2g}" if line.points else ""
+        losses.append(replace(line, value=last, broken_off=broken))
+        fractions = (points_by_epoch(record, "validation", "top1") for record in records)
+        percents = [[(place, 100 * top1) for place, top1 in seed] for seed in fractions]
+        line = _mean_line(name, accuracy, style, percents)
+        accuracies.append(replace(line, broken_off=diverged))
     return [loss_chart(losses), training_chart("Validation accuracy", accuracies, accuracy_axis())]
+
+
+def _mean_line(label: str, value: str, style: int, seeds: Sequence[Points]) -> Line:
+    """The mean of runs that were measured at the same places, and a thin line for each of them."""
+    mean = [(places[0][0], fmean(y for _, y in places)) for places in zip(*seeds, strict=False)]
+    return Line(label, value, style, mean, thin=seeds if len(seeds) > 1 else ())
 
 
 def describe_lines(lines: Sequence[Line]) -> str:

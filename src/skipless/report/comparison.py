@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
+from statistics import fmean, stdev
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,18 +39,40 @@ from .svg import STYLES, Chart, Line, linear_axis, logarithmic_axis, swatch
 
 HEADER = (
     "network", "shortcuts", "normalised", "parameters", "best rate", "training", "validation",
-    "seconds",
 )  # fmt: skip
 
 _DIVERGED = -12.0  # percent: the height of the crosses, below all accuracies
 
 
+class Tuning(NamedTuple):
+    """What is tried with every network: a learning rate, with or without gradient clipping."""
+
+    rate: float
+    clipped: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.rate:g}{', clipped' * self.clipped}"
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One run: its record, and whether it diverged."""
+
+    record: Record
+    diverged: bool = False
+
+    @property
+    def accuracy(self) -> float:
+        """The last validation accuracy, a fraction; NaN if the run diverged."""
+        return math.nan if self.diverged else _last_value(self.record, "validation", "top1")
+
+
 @dataclass(frozen=True)
 class Contestant:
-    """One network of a comparison: what it is, its best run, and the result of every learning rate.
+    """One network of a comparison: what it is, and its runs by setting.
 
-    `grid` has the last validation top-1 (a fraction) of every run by learning rate, NaN for one
-    that diverged; `record` and `seconds` are those of the best run.
+    The first run of each setting has the same seed, and decides which is the best one; that has
+    runs of other seeds, too.
     """
 
     label: str
@@ -57,43 +81,43 @@ class Contestant:
     normalisation: bool
     parameters: int
     curve: CMapCurve | None
-    record: Record
-    grid: Mapping[float, float]
-    seconds: float
+    runs: Mapping[Tuning, Sequence[SeedRun]]
 
     def __post_init__(self) -> None:
-        if not self.grid or any(rate <= 0 for rate in self.grid):
+        if not self.runs or any(rate <= 0 for rate, _ in self.runs):
             raise ValueError(
                 f"{self.label!r} needs at least one run, and learning rates above zero, got "
-                f"{sorted(self.grid)}"
-            )
-        if any(not 0 <= value <= 1 for value in self.grid.values() if not math.isnan(value)):
-            raise ValueError(
-                f"The accuracies of {self.label!r} must be fractions in [0, 1], got "
-                f"{sorted(self.grid.values())}"
-            )
-        recorded = _last_value(self.record, "validation", "top1")
-        # They are the same number, but one may have been rounded.
-        if self.learned and not abs(recorded - self.accuracy) <= 1e-6:
-            raise ValueError(
-                f"{self.label!r} reached {self.accuracy:g} at its best learning rate, but the "
-                f"record in {self.record.folder} ends at {recorded:g}. Pass the best run's record."
+                f"{[rate for rate, _ in self.runs]}"
             )
 
     @property
-    def learned(self) -> bool:
-        """Whether any run did not diverge."""
-        return not math.isnan(self.accuracy)
+    def grid(self) -> dict[Tuning, float]:
+        """The accuracy of the first seed by setting, the smallest rates first."""
+        return {setting: runs[0].accuracy for setting, runs in sorted(self.runs.items())}
 
     @property
-    def best_rate(self) -> float:
-        """The learning rate of the best run, the smallest of several; NaN if all diverged."""
-        return min((r for r, v in self.grid.items() if v == self.accuracy), default=math.nan)
+    def best(self) -> Tuning:
+        """The setting with the highest accuracy, the first of several."""
+        grid = self.grid
+        return max(grid, key=lambda setting: -1.0 if math.isnan(grid[setting]) else grid[setting])
+
+    @property
+    def finished(self) -> list[SeedRun]:
+        """The runs of the best setting that did not diverge."""
+        return [run for run in self.runs[self.best] if not run.diverged]
 
     @property
     def accuracy(self) -> float:
-        """The validation accuracy of the best run; NaN if all diverged."""
-        return max((v for v in self.grid.values() if not math.isnan(v)), default=math.nan)
+        """The mean validation accuracy of the best setting; NaN if all its runs diverged."""
+        return fmean([run.accuracy for run in self.finished]) if self.finished else math.nan
+
+    @property
+    def result(self) -> str:
+        """The validation accuracy of the best setting, in words."""
+        words = _mean_and_spread([run.accuracy for run in self.finished])
+        tried, finished = len(self.runs[self.best]), len(self.finished)
+        lost = f" ({tried - finished} of {tried} diverged)" if 0 < finished < tried else ""
+        return words + lost
 
 
 @dataclass(frozen=True)
@@ -115,6 +139,13 @@ def _percent(fraction: float) -> str:
     return format_percent(100 * fraction)
 
 
+def _mean_and_spread(fractions: Sequence[float]) -> str:
+    """Their mean in percent, and their standard deviation if they are several."""
+    if len(fractions) < 2:
+        return _percent(next(iter(fractions), math.nan))
+    return f"{100 * fmean(fractions):.1f} ± {100 * stdev(fractions):.1f}%"
+
+
 def _rows(comparison: NetworkComparison) -> list[list[str]]:
     """One row of text under `HEADER` for each network."""
     return [
@@ -123,10 +154,9 @@ def _rows(comparison: NetworkComparison) -> list[list[str]]:
             "yes" if one.shortcuts else "no",
             "yes" if one.normalisation else "no",
             f"{one.parameters:,}",
-            f"{one.best_rate:g}" if one.learned else "-",
-            _percent(_last_value(one.record, "train", "accuracy") if one.learned else math.nan),
-            _percent(one.accuracy),
-            f"{one.seconds:.0f}",
+            str(one.best) if one.finished else "-",
+            _mean_and_spread([_last_value(r.record, "train", "accuracy") for r in one.finished]),
+            one.result,
         ]
         for one in comparison.contestants
     ]
@@ -137,10 +167,17 @@ def results_table(comparison: NetworkComparison) -> str:
     return table(HEADER, _rows(comparison))
 
 
+def markdown_table(comparison: NetworkComparison) -> str:
+    """The results for a page in Markdown."""
+    rules = [":--"] + ["--:"] * (len(HEADER) - 1)
+    rows = [HEADER, rules, *_rows(comparison)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
 def conclusion(comparison: NetworkComparison) -> str:
     """Which network came first, by how much, and whether that may be chance, in sentences."""
-    learned = (one for one in comparison.contestants if one.learned)
-    diverged = [one.label for one in comparison.contestants if not one.learned]
+    learned = (one for one in comparison.contestants if one.finished)
+    diverged = [one.label for one in comparison.contestants if not one.finished]
     ranked = sorted(learned, key=lambda one: -one.accuracy)
     sentences = _ranking(ranked, comparison.validation_images) if ranked else []
     if diverged:
@@ -153,7 +190,7 @@ def _ranking(ranked: Sequence[Contestant], images: int) -> list[str]:
     best = ranked[0]
     first = [one for one in ranked if _percent(one.accuracy) == _percent(best.accuracy)]
     behind = ranked[len(first) :]
-    right = f"{_percent(best.accuracy)} of the {images:,} validation images right"
+    right = f"{best.result} of the {images:,} validation images right"
     names = join([one.label for one in first])
     if len(first) > 1:
         sentence = f"{names} come first together: each gets {right}"
@@ -162,7 +199,7 @@ def _ranking(ranked: Sequence[Contestant], images: int) -> list[str]:
     gaps = [
         f"{round(100 * best.accuracy, 1) - round(100 * one.accuracy, 1):.1f} "
         f"{'percentage points ' if number == 0 else ''}more than {one.label} "
-        f"({_percent(one.accuracy)})"
+        f"({one.result})"
         for number, one in enumerate(behind)
     ]
     sentences = [f"{sentence}{', ' if gaps else ''}{join(gaps)}."]
@@ -209,20 +246,23 @@ def describe_c_map(curve: CMapCurve) -> str:
     )
 
 
-def rates_chart(contestants: Sequence[Contestant]) -> Chart:
-    """The last validation accuracy of every run by learning rate; crosses for diverged ones."""
-    rates = _rates(contestants)
+def rates_chart(contestants: Sequence[Contestant], clipped: bool) -> Chart:
+    """The last validation accuracy by learning rate; crosses for runs that diverged."""
+    grids = [{s.rate: v for s, v in o.grid.items() if s.clipped == clipped} for o in contestants]
+    rates = sorted({setting.rate for one in contestants for setting in one.grid})
     lines = []
-    for style, one in enumerate(contestants):
-        points = [(rate, 100 * value) for rate, value in sorted(one.grid.items())]
-        value = f"best {one.best_rate:g}" if one.learned else "diverged"
-        best = sorted(one.grid).index(one.best_rate) if one.learned else None
-        lines.append(Line(one.label, value, style, points, range(len(points)), best))
+    for style, (one, grid) in enumerate(zip(contestants, grids, strict=True)):
+        points = [(rate, 100 * value) for rate, value in grid.items()]
+        highest = max((value for _, value in points if not math.isnan(value)), default=math.nan)
+        chosen = one.finished and one.best.clipped == clipped
+        ringed = list(grid).index(one.best.rate) if chosen else None
+        value = f"best {format_percent(highest)}" if highest >= 0 else "diverged"
+        lines.append(Line(one.label, value, style, points, range(len(points)), ringed))
     x = logarithmic_axis("learning rate", rates)
     y = linear_axis("validation accuracy at the end of the run", 0, 100, "%")
     crosses = []
     for rate in rates:
-        lost = [n for n, one in enumerate(contestants) if math.isnan(one.grid.get(rate, 0.0))]
+        lost = [n for n, grid in enumerate(grids) if math.isnan(grid.get(rate, 0.0))]
         # Runs that diverged at one rate have their crosses side by side.
         step = (x.high / x.low) ** 0.045
         middle = (len(lost) - 1) / 2
@@ -234,17 +274,13 @@ def rates_chart(contestants: Sequence[Contestant]) -> Chart:
     for rate in rates[1:]:
         spaced += [rate] * (rate >= spaced[-1] * room)
     return Chart(
-        "Every learning rate tried",
+        "With gradient clipping" if clipped else "Without gradient clipping",
         "Validation accuracy by learning rate. " + describe_lines(lines),
         replace(x, ticks=tuple((rate, f"{rate:g}") for rate in spaced)),
         y,
         tuple(lines),
         crosses=tuple(crosses),
     )
-
-
-def _rates(contestants: Sequence[Contestant]) -> list[float]:
-    return sorted({rate for one in contestants for rate in one.grid})
 
 
 def write_page(path: Path, comparison: NetworkComparison) -> Path:
@@ -258,7 +294,7 @@ def comparison_page(comparison: NetworkComparison) -> str:
         f"<p>{escape(comparison.introduction)}</p>\n"
         f'<p class="conclusion"><strong>In short:</strong> {_coloured_conclusion(comparison)}</p>\n'
     )
-    parts = (_c_maps, _training, _all_rates)
+    parts = (_c_maps, _training, _all_settings)
     sections = [_results(comparison), *(part(comparison.contestants) for part in parts)]
     if comparison.facts:
         facts = html_facts("Facts of the runs", comparison.facts)
@@ -276,7 +312,7 @@ def _coloured_conclusion(comparison: NetworkComparison) -> str:
 
 
 def _results(comparison: NetworkComparison) -> str:
-    rows = []
+    rows, images = [], comparison.validation_images
     for style, (name, *others) in enumerate(_rows(comparison)):
         description = escape(comparison.contestants[style].description)
         named = f'{swatch(style)} {escape(name)}<span class="description">{description}</span>'
@@ -285,9 +321,11 @@ def _results(comparison: NetworkComparison) -> str:
     return html_section(
         "The networks and what they reached",
         html_table(
-            "Each network at its best learning rate. Training: the share of its training images "
+            "Each network with its best setting. Training: the share of its training images "
             "that it classifies correctly; validation: the same of "
-            f"{comparison.validation_images:,} images that it never trained on.",
+            f"{images:,} images that it never trained on; mean ± standard deviation over seeds. "
+            f"By chance alone, an accuracy of 97% on {images:,} images varies by "
+            f"± {100 * math.sqrt(0.97 * 0.03 / images):.1f} points.",
             HEADER,
             rows,
             "cards",
@@ -324,45 +362,59 @@ def _c_maps(contestants: Sequence[Contestant]) -> str:
     )
 
 
+def comparison_charts(contestants: Sequence[Contestant]) -> list[Chart]:
+    """Training loss and validation accuracy of the best runs of each network."""
+    return training_charts(
+        (
+            one.label,
+            [r.record for r in one.finished or one.runs[one.best]],
+            one.result,
+            not one.finished,
+        )
+        for one in contestants
+    )
+
+
 def _training(contestants: Sequence[Contestant]) -> str:
-    runs = ((one.label, one.record, _percent(one.accuracy), not one.learned) for one in contestants)
     return html_section(
         "Training: does it learn?",
         html_figure(
-            training_charts(runs),
-            "The best run of each network. Training loss: the error on the training images, on a "
+            comparison_charts(contestants),
+            "The best setting of each network: the mean of its runs, and thin lines for each of "
+            "them. Training loss: the error on the training images, on a "
             "logarithmic axis. Validation accuracy: the share of images never trained on that are "
             "classified correctly. An epoch is one pass over the training images.",
         ),
     )
 
 
-def _all_rates(contestants: Sequence[Contestant]) -> str:
-    rates = _rates(contestants)
-    alike = all(one.grid.keys() == set(rates) for one in contestants)
+def _all_settings(contestants: Sequence[Contestant]) -> str:
+    settings = sorted({setting for one in contestants for setting in one.grid})
+    alike = all(one.grid.keys() == set(settings) for one in contestants)
     rows = []
-    for rate in rates:
-        words = (_percent(c.grid[rate]) if rate in c.grid else "not tried" for c in contestants)
-        kinds = (' class="best"' if rate == one.best_rate else "" for one in contestants)
+    for setting in settings:
+        words = (
+            _percent(c.grid[setting]) if setting in c.grid else "not tried" for c in contestants
+        )
+        kinds = (' class="best"' if setting == one.best else "" for one in contestants)
         cells = (f"<td{kind}>{word}</td>" for kind, word in zip(kinds, words, strict=True))
-        rows.append(html_row(f"{rate:g}", cells))
+        rows.append(html_row(str(setting), cells))
+    kinds = sorted({setting.clipped for setting in settings})
     return html_section(
         "Was every network given its chance?",
         f"<p>{'Every network was' if alike else 'The networks were not all'} trained once with "
-        f"each of the {len(rates)} learning rates below; for each, the rate with the highest "
-        "validation accuracy was chosen.</p>\n",
-        '<div class="charts">\n',
+        f"each of the {len(settings)} settings below, all from the same seed. The one with the "
+        "highest validation accuracy was chosen, and trained from other seeds as well.</p>\n",
         html_figure(
-            [rates_chart(contestants)],
-            "Validation accuracy of every run by its learning rate. A ring marks the chosen rate, "
-            "a cross a run that diverged.",
+            [rates_chart(contestants, clipped) for clipped in kinds],
+            "Validation accuracy of the first seed by learning rate. A ring marks the chosen "
+            "setting, a cross a run that diverged.",
         ),
         html_table(
-            "The same in numbers; those of the chosen rates are bold.",
+            "The same in numbers; those of the chosen settings are bold.",
             ["learning rate", *(_swatch_name(n, one) for n, one in enumerate(contestants))],
             rows,
         ),
-        "</div>\n",
     )
 
 

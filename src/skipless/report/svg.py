@@ -94,7 +94,8 @@ class Line:
 
     `value` is written below the label. `marked` are the numbers of the points with a mark, by
     default the last; `ringed` is the number of one with a ring around it, and `broken_off` puts a
-    cross at the last point. `bars` are the half lengths of error bars, one for each point.
+    cross at the last point. `bars` are the half lengths of error bars, one for each point, and
+    `thin` are lines that it is the mean of.
     """
 
     label: str
@@ -105,6 +106,7 @@ class Line:
     ringed: int | None = None
     broken_off: bool = False
     bars: Sequence[float] = ()
+    thin: Sequence[Sequence[tuple[float, float]]] = ()
 
     def __post_init__(self) -> None:
         if self.bars and len(self.bars) != len(self.points):
@@ -177,19 +179,25 @@ def svg_element(chart: Chart) -> str:
     return "\n".join([opening, *_parts(frame), "</svg>"])
 
 
-def svg_file(chart: Chart) -> str:
-    """The chart as an SVG file of its own, in the light colours and on their background."""
-    frame, colours = _Frame(chart), light_colours()
+def svg_file(*charts: Chart) -> str:
+    """Charts side by side as an SVG file, in the light colours and on their background."""
+    frames, colours = [_Frame(chart) for chart in charts], light_colours()
     # Few programs that show SVG files, other than browsers, support variables.
     rules = _CHART.read_text(encoding="utf-8")
     rules = re.sub(r"var\(--(\w+)\)", lambda used: colours[used[1]], rules)
-    wide, high = WIDTH + 2 * _MARGIN, frame.height + 2 * _MARGIN
+    step = WIDTH + 2 * _MARGIN
+    wide, high = step * len(charts), max(frame.height for frame in frames) + 2 * _MARGIN
     size = f'width="{wide}" height="{high}"'
     box = f'viewBox="-{_MARGIN} -{_MARGIN} {wide} {high}"'
-    drawing = "\n".join(_parts(frame))
+    drawings = ("\n".join(_parts(frame)) for frame in frames)
+    first, *others = drawings
+    drawing = first + "".join(
+        f'\n<g transform="translate({step * place})">\n{own}\n</g>'
+        for place, own in enumerate(others, 1)
+    )
     return f"""<svg xmlns="http://www.w3.org/2000/svg" class="chart" {box} {size} role="img">
-<title>{escape(chart.title)}</title>
-<desc>{escape(chart.description)}</desc>
+<title>{escape(" · ".join(chart.title for chart in charts))}</title>
+<desc>{escape(" ".join(chart.description for chart in charts))}</desc>
 <style>
 .chart text {{ font-family: system-ui, 'Liberation Sans', Arial, sans-serif; }}
 {rules}</style>
@@ -269,7 +277,8 @@ def _ticks(frame: _Frame) -> list[str]:
 
 
 def _line(frame: _Frame, line: Line) -> list[str]:
-    parts = [*_bars(frame, line), _path("line", frame.path(line.points), line.style)]
+    thin = [_path("leader", frame.path(points), line.style) for points in line.thin]
+    parts = [*thin, *_bars(frame, line), _path("line", frame.path(line.points), line.style)]
     if line.broken_off and (finite := line.finite):
         return [*parts, _cross(*frame.at(*finite[-1]), line.style)]
     marked = [line.points[number] for number in line.marked] if line.points else []
