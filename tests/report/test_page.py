@@ -252,12 +252,6 @@ def test_a_loss_that_is_no_number_ends_its_line(tmp_path: Path) -> None:
     assert counts[1] == counts[0] + 1
 
 
-def test_impossible_rates_are_refused(tmp_path: Path) -> None:
-    one = contestant(tmp_path, "relu", [0.1, 0.2, 0.3])
-    with pytest.raises(ValueError, match=r"'relu' needs .* rates above zero, got \[0.0\]"):
-        replace(one, runs={Tuning(0.0): []})
-
-
 def test_a_page_without_a_folder_is_refused(example: NetworkComparison, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="mkdir -p"):
         write_page(tmp_path / "missing" / "page.html", example)

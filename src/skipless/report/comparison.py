@@ -83,13 +83,6 @@ class Contestant:
     curve: CMapCurve | None
     runs: Mapping[Tuning, Sequence[SeedRun]]
 
-    def __post_init__(self) -> None:
-        if not self.runs or any(rate <= 0 for rate, _ in self.runs):
-            raise ValueError(
-                f"{self.label!r} needs at least one run, and learning rates above zero, got "
-                f"{[rate for rate, _ in self.runs]}"
-            )
-
     @property
     def grid(self) -> dict[Tuning, float]:
         """The accuracy of the first seed by setting, the smallest rates first."""
@@ -269,14 +262,10 @@ def rates_chart(contestants: Sequence[Contestant], clipped: bool) -> Chart:
         crosses += [(n, rate * step ** (i - middle), _DIVERGED) for i, n in enumerate(lost)]
     if crosses:
         y = replace(y, low=_DIVERGED, ticks=((_DIVERGED, "diverged"), *y.ticks))
-    room = (rates[-1] / rates[0]) ** 0.13  # for the number of a rate beside the last one
-    spaced = rates[:1]
-    for rate in rates[1:]:
-        spaced += [rate] * (rate >= spaced[-1] * room)
     return Chart(
         "With gradient clipping" if clipped else "Without gradient clipping",
         "Validation accuracy by learning rate. " + describe_lines(lines),
-        replace(x, ticks=tuple((rate, f"{rate:g}") for rate in spaced)),
+        replace(x, ticks=tuple((rate, f"{rate:g}") for rate in rates)),
         y,
         tuple(lines),
         crosses=tuple(crosses),
@@ -390,30 +379,22 @@ def _training(contestants: Sequence[Contestant]) -> str:
 
 def _all_settings(contestants: Sequence[Contestant]) -> str:
     settings = sorted({setting for one in contestants for setting in one.grid})
-    alike = all(one.grid.keys() == set(settings) for one in contestants)
-    rows = []
-    for setting in settings:
-        words = (
-            _percent(c.grid[setting]) if setting in c.grid else "not tried" for c in contestants
-        )
-        kinds = (' class="best"' if setting == one.best else "" for one in contestants)
-        cells = (f"<td{kind}>{word}</td>" for kind, word in zip(kinds, words, strict=True))
-        rows.append(html_row(str(setting), cells))
-    kinds = sorted({setting.clipped for setting in settings})
+    best = lambda one, setting: ' class="best"' if setting == one.best else ""
+    cells = lambda s: (f"<td{best(c, s)}>{_percent(c.grid[s])}</td>" for c in contestants)
     return html_section(
         "Was every network given its chance?",
-        f"<p>{'Every network was' if alike else 'The networks were not all'} trained once with "
-        f"each of the {len(settings)} settings below, all from the same seed. The one with the "
-        "highest validation accuracy was chosen, and trained from other seeds as well.</p>\n",
+        f"<p>Every network was trained once with each of the {len(settings)} settings below, all "
+        "from the same seed. The one with the highest validation accuracy was chosen, and trained "
+        "from other seeds as well.</p>\n",
         html_figure(
-            [rates_chart(contestants, clipped) for clipped in kinds],
+            [rates_chart(contestants, clipped) for clipped in (False, True)],
             "Validation accuracy of the first seed by learning rate. A ring marks the chosen "
             "setting, a cross a run that diverged.",
         ),
         html_table(
             "The same in numbers; those of the chosen settings are bold.",
             ["learning rate", *(_swatch_name(n, one) for n, one in enumerate(contestants))],
-            rows,
+            [html_row(str(setting), cells(setting)) for setting in settings],
         ),
     )
 
