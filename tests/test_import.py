@@ -87,6 +87,9 @@ def test_a_missing_framework_names_the_extra_that_brings_it(
         getattr(skipless, name)
 
 
+# Without it, pip would bring 5 GB for CUDA.
+CPU_BUILD = " --extra-index-url https://download.pytorch.org/whl/cpu"
+
 HIDDEN = """
 import sys
 sys.modules[{hidden!r}] = None  # as if it were not installed
@@ -109,9 +112,8 @@ except ImportError as error:
 def test_a_room_that_is_imported_by_its_name_tells_the_extra_too(room, hidden, extra) -> None:
     script = HIDDEN.format(room=room, hidden=hidden)
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert result.stdout == (
-        f"{room} needs {hidden}, which is not installed: {install_line(extra)}\n"
-    )
+    line = install_line(extra) + CPU_BUILD * (hidden == "torch")
+    assert result.stdout == f"{room} needs {hidden}, which is not installed: {line}\n"
 
 
 def test_rooms_are_found_by_dir_and_on_first_use() -> None:
@@ -128,6 +130,7 @@ def test_rooms_without_torch_name_the_extra_that_brings_it(name: str) -> None:
     assert result.stderr.splitlines()[-1] == (
         f"ImportError: skipless.{name} needs torch, which is not installed: "
         + install_line("torch")
+        + CPU_BUILD
     )
 
 
@@ -222,6 +225,22 @@ def test_the_install_line_of_a_clone_has_its_folder_and_tested_versions(
 
 
 @pytest.mark.parametrize(
+    ("installer", "extras", "option"),
+    [
+        ("pip", "deploy,train", CPU_BUILD),
+        ("uv", "torch", " --torch-backend cpu"),
+        ("pip", "plot,jax", ""),
+    ],
+)
+def test_the_install_line_brings_the_cpu_build_of_a_missing_torch(
+    installed, installer: str, extras: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(None, installer)
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    assert install_line(extras).endswith(f"'skipless[{extras}]'{option}")
+
+
+@pytest.mark.parametrize(
     ("installer", "line"),
     [("pip", f"{PYTHON} -m pip install"), ("uv", f"uv pip install --python {PYTHON}")],
 )
@@ -236,7 +255,7 @@ def test_the_install_line_reaches_an_environment_that_is_not_activated(
 # Hides the packages of the extra `train` but those of `torch`.
 WITHOUT = """
 import sys
-for name in ("matplotlib", "optuna", "PIL", "safetensors", "sklearn", "tensorboard", "yaml"):
+for name in "matplotlib optuna PIL safetensors sklearn tensorboard tqdm yaml".split():
     sys.modules[name] = None
 from skipless.cli import main
 for line in sys.argv[1:]:
@@ -251,14 +270,17 @@ def test_commands_do_what_they_can_and_name_the_line_that_installs_the_rest(
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)  # the line depends on the folder that it is for
     check = "check mlp:3 --eta 0.3 --width 30 --seeds 2"
-    run = [sys.executable, "-c", WITHOUT, check, "plot mlp:30", "train", "reproduce table1"]
+    (tmp_path / "table1.jsonl").touch()
+    commands = [check, "plot mlp:30", "train", "reproduce table1", "report table1.jsonl"]
+    run = [sys.executable, "-c", WITHOUT, *commands]
     told = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
     table, *others = re.split(r"returns (\d)\n", told.stdout)
     assert "width 30" in table
     assert others[0] in "01"
-    assert others[1:] == ["", "2", "", "2", "", "2", ""]
+    assert re.search(r"^ *1 +1 +1 +1$", others[1], re.MULTILINE)  # all maps have C(1) = 1
+    assert others[2:] == ["2", "", "2", "", "2", "", "2", ""]
     errors = told.stderr.split("end\n")[:-1]
-    assert [error.count("\n") for error in errors] == [1] * 4
-    for error, extra in zip(errors, ("plot", "plot", "train", "train"), strict=True):
+    assert [error.count("\n") for error in errors] == [1] * 5
+    for error, extra in zip(errors, ("plot", "plot", "train", "train", "train"), strict=True):
         assert error.endswith(f"which is not installed: {install_line(extra)}\n")
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "table1.jsonl"]

@@ -176,7 +176,13 @@ def plot(
             click.echo(f"note: {name} is left out. {error}", err=True)
     if not curves:
         raise unreached[0]
-    click.echo(draw_c_maps(curves, f"C maps of {model}", output))
+    try:
+        click.echo(draw_c_maps(curves, f"C maps of {model}", output))
+    except ModuleNotFoundError:
+        rows = zip(curves[0].c[::40], *(curve.global_map[::40] for curve in curves), strict=True)
+        cells = [[f"{value:.4g}" for value in row] for row in rows]
+        click.echo(table(["c", *(curve.label for curve in curves)], cells))
+        raise
 
 
 @click.command()

@@ -137,8 +137,8 @@ def report(records: Sequence[Path], output: Path) -> None:
 
             sections.append(report_runs(runs))
         if results:
-            from skipless.paper.reproduce import read_sections
-
+            with requires("A report of results", "train"):
+                from skipless.paper.reproduce import read_sections
             sections += read_sections(results, curves=True)
     title = "Runs and results" if runs and results else "Runs" if runs else "Results"
     page = write_sections_page(output, title, sections)

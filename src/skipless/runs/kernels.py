@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from skipless._install import not_installed
 from skipless.core.graph import Graph, Nonlinearity
 from skipless.core.network import fold, propagate
 from skipless.core.rescale import normalised_weights, reweight, to_residual_form
@@ -91,6 +92,9 @@ def report_runs(records: Sequence[Record]) -> Section:
             given = Configuration.of({k: v for k, v in stored.items() if k in names})
             if (curve := curve_of(given)) is not None:
                 curves[record.folder] = curve
+        except ModuleNotFoundError as error:
+            missing = not_installed("its network", error.name, "train")
+            problems.setdefault(missing, record.folder)
         except (ValueError, ArithmeticError, OSError, ImportError) as error:
             problems.setdefault(str(error), record.folder)
     for problem, folder in problems.items():
