@@ -39,6 +39,13 @@ def test_a_unet_learns_from_single_images_after_conversion(monkeypatch, capsys) 
     assert max(iou["with BatchNorm"], iou["without"]) < 0.4
 
 
+def test_a_resnet18_learns_from_single_images_after_conversion_only(monkeypatch, capsys) -> None:
+    accuracy = run("resnet18_batch_of_one.py", monkeypatch, capsys)
+    assert "with BatchNorm, batches of 1" not in accuracy  # PyTorch refuses
+    assert accuracy["with BatchNorm, batches of 2"] < 0.5
+    assert accuracy["converted, batches of 1"] > 0.75
+
+
 def test_kfac_reaches_half_the_loss_of_sgd_in_the_same_epochs(monkeypatch, capsys) -> None:
     loss = run("kfac_loop.py", monkeypatch, capsys)
     assert loss["K-FAC"] < loss["SGD"] / 2
