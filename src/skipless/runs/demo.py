@@ -2,10 +2,10 @@
 
     python -m skipless.runs.demo out
 
-Takes less than three minutes on two cores. A network without shortcuts and normalisation, with ReLU
-on the edge of chaos and with TReLU, beside the ResNet with BatchNorm from which it is made. Each is
-trained with every learning rate of one grid, with and without gradient clipping, from one seed, and
-with the best of these settings from two more. The page shows the latter.
+Takes less than three minutes on two cores, 270 s of CPU. A network without shortcuts and
+normalisation, with ReLU on the edge of chaos and with TReLU, beside the ResNet with BatchNorm from
+which it is made. Each is trained with every learning rate of one grid, with and without gradient
+clipping, from one seed, and with the best of these settings from two more.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ Trial = tuple[DemoNetwork, Tuning, int]  # with its seed
 
 INTRODUCTION = (
     "Deep networks are thought to need shortcut connections and normalisation layers. Without "
-    "them, a network of 50 layers maps any two images to almost the same output, and cannot learn "
-    "to tell them apart. skipless gives the activation function a slope below zero, just large "
-    "enough that it can."
+    "them, a network of 50 layers maps any two images to almost the same output, and is slow to "
+    "learn to tell them apart. skipless gives the activation function a slope below zero, just "
+    "large enough to keep them apart."
 )
 
 
