@@ -12,7 +12,14 @@ from scratch; a share of 1 is plain ReLU.
 | dqn    | Q-network of two convolutions and two dense layers  | Catch, mean return while learning |
 
 The best of three learning rates counts, by the mean over three seeds. Needs the files of
-Fashion-MNIST; one thread, about an hour for all three.
+Fashion-MNIST; one thread, about an hour for all three. Mean and standard error by share:
+
+| share  | 1          | 0.95       | 0.9        | 0.8        | 0.6        | 0.4        |
+|--------|------------|------------|------------|------------|------------|------------|
+| resnet | 81.5 ± 0.3 | 82.8 ± 0.5 | 83.8 ± 0.2 | 84.6 ± 0.2 | 84.4 ± 0.5 | 83.9 ± 0.3 |
+| unet   | 90.6 ± 0.2 | 90.8 ± 0.2 | 90.8 ± 0.1 | 90.6 ± 0.2 | 90.9 ± 0.1 | 91.1 ± 0.1 |
+
+The Q-network has 0.89 to 0.90 ± 0.01 for all shares from 0.6 to 1.
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 import torch
@@ -146,6 +154,7 @@ def fit(
         optimizer.step()
 
 
+@cache
 def images(size: int, train: int, test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     data = load_data("fashion-mnist", image_size=size, train_size=train, validation_size=test)
     return *data.train.load(range(train), None), *data.validation.load(range(test), None)
@@ -161,13 +170,15 @@ def train_resnet(share: float, lr: float, seed: int) -> float:
 
 
 def train_unet(share: float, lr: float, seed: int) -> float:
-    x, _, x_test, _ = images(28, 1_500, 500)
+    x, _, x_test, _ = images(14, 1_000, 500)
+    dark = x.amin().item()  # 16 x 16 pixels can be halved twice
+    x, x_test = (F.pad(part, (1, 1, 1, 1), value=dark) for part in (x, x_test))
     noise = torch.Generator().manual_seed(0)
     masks = [(part > part.amin() + 0.3).float() for part in (x, x_test)]
     noisy = [part + 1.5 * torch.randn(part.shape, generator=noise) for part in (x, x_test)]
     x, x_test = (normalize_per_sample(part) for part in noisy)
     model = convert(UNet(), x[:2], share, seed)
-    fit(model, x, masks[0], F.binary_cross_entropy_with_logits, lr, seed, epochs=4, batch=32)
+    fit(model, x, masks[0], F.binary_cross_entropy_with_logits, lr, seed, epochs=3, batch=32)
     with torch.no_grad():
         return 100.0 * ((model(x_test) > 0.0) == masks[1].bool()).float().mean().item()
 
