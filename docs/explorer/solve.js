@@ -54,10 +54,10 @@ function tatLeakyRelu(net, eta) {
   const straightened = (c) => 1 / Math.sqrt(Math.max(1 - c, 1e-18)); // nearly linear in κ
   const most = atZero(1);
   if (most < eta) {
+    const usual = most >= 0.9 ? 0.9 : 0.8 * most; // what TAT() takes
     throw outOfReach("C_f(0)", eta, most,
-      `with ${net.depth} activation${net.depth > 1 ? "s" : ""} on the longest path it is at most ` +
-      `${most.toFixed(3)} (plain ReLU). Lower eta below that, deepen the network (a chain needs ` +
-      `${reluDepth(eta)} activations), lower its shortcut weights`);
+      `plain ReLU, the most that this network can do, has ${most.toFixed(3)}. Use TAT() (no --eta), ` +
+      `which takes ${general(usual, 3)} here, another eta below ${most.toFixed(3)}, weaker shortcuts`);
   }
   const kappa = root((k) => straightened(atZero(k)) - straightened(eta), 0, 1);
   const alpha = negativeSlope(kappa);
@@ -146,15 +146,6 @@ function slopeFor(net, zeta) {
 
 // The α in [-1, 1] with (1 - α)² / (1 + α²) = κ.
 const negativeSlope = (kappa) => (1 - kappa) / (1 + Math.sqrt(kappa * (2 - kappa)));
-
-// How many ReLU layers in a row reach C_f(0) = η, as text.
-function reluDepth(eta) {
-  for (let depth = 1, c = 0; depth <= 100000; depth++) {
-    c += arcGap(c) / Math.PI;
-    if (c >= eta) return String(depth);
-  }
-  return "more than 100,000";
-}
 
 function bestOf(phi, families, target) {
   if (phi.degree !== undefined) return null;
