@@ -73,6 +73,15 @@ def test_its_peak_memory_and_that_of_the_batch_norm_network_are_those_by_hand(
         assert figures[kind]["joins"] == (3 if kind == "against" else 0), kind
 
 
+def test_a_description_names_options_of_value_zero() -> None:
+    from skipless.runs.candidates import load_candidate
+
+    given = {"width": 1.0, "shortcut_weight": 0.0, "method": "eoc", "clamp": False}
+    found = load_candidate("wide_resnet10", given, (3, 16, 16))
+    words = "wide_resnet10 (width 1, shortcut weight 0, method eoc), random weights"
+    assert found.description == words
+
+
 def test_its_multiply_adds_and_parameters_are_those_by_hand(vanilla: Path) -> None:
     from skipless.models import create_model
 

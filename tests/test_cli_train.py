@@ -211,6 +211,16 @@ def test_resuming_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "There is no run in" in capsys.readouterr().err
 
 
+def test_a_run_that_resume_starts_says_that_it_clips(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", *TINY, "--resume", "--output", str(tmp_path / "run")]
+    assert main(arguments) == 0
+    assert "note: gradients are clipped at norm 1" in capsys.readouterr().err
+    assert main(arguments) == 0
+    assert "note: gradients are clipped" not in capsys.readouterr().err
+
+
 def test_a_run_that_diverges_ends_with_one_line_and_exit_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,7 +74,8 @@ def train(
         raise click.UsageError("--resume needs --output, the folder of the run")
     configuration = _configuration(layers, output if resume else None)
     note = None
-    if configuration.clip is not None and not resume and not any("clip" in own for own in layers):
+    resumes = resume and output is not None and (output / RUN).is_file()
+    if configuration.clip is not None and not resumes and not any("clip" in own for own in layers):
         note = (
             f"gradients are clipped at norm {configuration.clip:g}, as by default for SGD without "
             f"normalisation layers; learning rate {configuration.lr:g}. --clip none turns it off."

@@ -189,7 +189,8 @@ def _candidate_of(
     data: Data | Missing,
 ) -> Candidate:
     """A network of ours, whose description names the options that are not the default."""
-    given = {n: v for n in _NETWORK[1:] if (v := getattr(configuration, n)) not in (None, False)}
+    usual = Configuration()
+    given = {n: v for n in _NETWORK[1:] if (v := getattr(configuration, n)) != getattr(usual, n)}
     words = ", ".join(f"{n.replace('_', ' ')} {v}".removesuffix(".0") for n, v in given.items())
     name, normalize = configuration.model, input_normalization(configuration)
     description = f"{name}{f' ({words})' * bool(words)}, {weights}"
