@@ -12,13 +12,14 @@ SOURCE = Path(__file__).parents[1] / "src"
 MODULES = sorted((SOURCE / "skipless").rglob("*.py"))
 
 PACKAGE = "__init__"  # the public names
-SHARED = {"_deprecated", "_install", "tables"}  # single modules that any room may import
+SHARED = {"_deprecated", "_install", "files", "tables"}  # single modules that any room may import
 ROOMS = SHARED | {
     "core", "optim", "record", "torch", "jax", "keras", "onnx", "models", "train", "report", "runs",
     "paper", "frameworks", "cli",
 }  # fmt: skip
 MAY_IMPORT: dict[str, set[str]] = {
     "tables": set(),
+    "files": set(),
     "_deprecated": {PACKAGE},
     "_install": set(),
     "core": set(),

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from .files import open_unlinked, read_document, read_rows, write_atomically
 
 Json = str | int | float | bool | None | list["Json"] | dict[str, "Json"]
 
@@ -38,7 +40,7 @@ class Record:
                 f"No run in {folder}: {RUN} is missing. Name the folder given as --output."
             )
         try:
-            run = json.loads(path.read_text(encoding="utf-8"))
+            run = read_document(path)
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}. Restore it, or train again.") from None
         if not isinstance(run, dict):
@@ -65,13 +67,13 @@ class MetricsFile:
 
     def append(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
         """Write one line, unbuffered."""
-        with self.path.open("a", encoding="utf-8") as file:
+        with open(self.path, "a", encoding="utf-8", opener=open_unlinked) as file:
             file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
 
     def flush(self) -> None:
         """Make all lines as durable as a checkpoint."""
         if self.path.exists():
-            with self.path.open("a") as file:
+            with open(self.path, "a", encoding="utf-8", opener=open_unlinked) as file:
                 os.fsync(file.fileno())
 
     def rewind(self, step: int) -> list[dict[str, Json]]:
@@ -86,27 +88,6 @@ def write_run(folder: Path, run: Mapping[str, Json]) -> None:
     write_atomically(folder / RUN, json.dumps(run, indent=2) + "\n")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file completely or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def _rows(path: Path) -> Iterator[dict[str, Json]]:
-    """The lines of a metrics file, up to the first that is cut off."""
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                return
+def _rows(path: Path) -> list[dict[str, Json]]:
+    """The lines of a metrics file, if there is one, but for a last one that is cut off."""
+    return list(read_rows(path, maybe_cut=True)) if path.exists() else []

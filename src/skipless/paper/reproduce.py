@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from skipless.record import Json, number, write_atomically
+from skipless.files import write_atomically
+from skipless.record import Json, number
 from skipless.report.charts import c_map_chart, loss_chart
 from skipless.report.page import write_sections_page
 from skipless.report.sections import Section, chart_files, section_text

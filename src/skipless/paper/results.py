@@ -18,7 +18,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, get_args
 
-from skipless.record import Json, write_atomically
+from skipless.files import read_rows, typed, write_atomically
+from skipless.record import Json
 from skipless.runs.outcome import Outcome
 
 from .scales import ScaleName
@@ -56,6 +57,10 @@ class Series:
     x: tuple[float, ...]
     y: tuple[float, ...]
     bars: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len({len(self.x), len(self.y), len(self.bars or self.x)}) > 1:
+            raise ValueError("the columns of a line differ in length")
 
     @property
     def points(self) -> list[tuple[float, float]]:
@@ -138,30 +143,29 @@ class Results:
     def read(cls, path: Path) -> Results:
         """The results in a file that `write` wrote."""
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-            return cls._parse([json.loads(line) for line in lines if line.strip()])
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            return cls._parse(list(read_rows(path)))
+        except ValueError as error:
             raise ValueError(
-                f"Cannot read {path} as results of an item ({type(error).__name__}). Name a file "
-                "that skipless reproduce wrote."
+                f"Cannot read {path} as results of an item: {error}. Name a file that skipless "
+                "reproduce wrote."
             ) from None
 
     @classmethod
     def _parse(cls, rows: Sequence[dict[str, Any]]) -> Results:
-        head, *others = rows
-        if head.pop("kind") != "item" or head["scale"] not in get_args(ScaleName):
+        head, *others = rows or [{"kind": None}]
+        item, scale = (head.pop(name, None) for name in ("item", "scale"))
+        if head.pop("kind") != "item" or scale not in get_args(ScaleName):
             raise ValueError("the first line does not describe an item")
-        parts: dict[str, list[Any]] = {"trial": [], "value": [], "line": []}
-        for row in others:
-            kind = row.pop("kind")
-            if kind == "trial":
-                row = Trial(**{**row, "outcome": Outcome.of(row["outcome"])})
-            elif kind == "value":
-                row = Value(**row)
-            else:
-                row = Series(**{**row, **{name: tuple(row[name]) for name in ("x", "y", "bars")}})
-            parts[kind].append(row)
-        return cls(head.pop("item"), head.pop("scale"), head, *map(tuple, parts.values()))
+        kinds = {"trial": Trial, "value": Value, "line": Series}
+        parts: dict[str, list[Any]] = {kind: [] for kind in kinds}
+        for number, row in enumerate(others, start=2):
+            try:
+                if (kind := row.pop("kind")) not in kinds:
+                    raise ValueError(f"its kind is {kind!r}")
+                parts[kind].append(typed(kinds[kind], row))
+            except ValueError as error:
+                raise ValueError(f"row {number}: {error}") from None
+        return cls(str(item), str(scale), head, *map(tuple, parts.values()))
 
 
 def _summarize(trials: Sequence[Trial]) -> Summary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skipless._install import not_installed
+from skipless.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,5 +123,7 @@ def _save(figure: Figure, labelled: Axes, title: str, path: Path, dpi: int) -> P
     handles, labels = labelled.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     figure.suptitle(title)
-    figure.savefig(path, dpi=dpi)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=dpi, format=path.suffix[1:].lower())
+    write_atomically(path, drawn.getvalue())
     return path

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from skipless.record import write_atomically
+from skipless.files import write_atomically
 from skipless.tables import numeric_columns
 
 from .sections import Section, Verdict, require_distinct

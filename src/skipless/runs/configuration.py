@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import reprlib
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from skipless.files import read_document
 from skipless.optim.settings import KFACSettings
 from skipless.record import RUN
 from skipless.train.settings import Settings, option
@@ -24,6 +26,7 @@ from skipless.train.settings import Settings, option
 if TYPE_CHECKING:
     from skipless.core.solution import Method
 
+_MOST_BYTES = 2**18  # of a configuration; YAML is slow
 CLIP, CLIPPED_RATE = 1.0, 0.03  # of SGD without normalisation layers: benchmarks/clipping.py
 
 MethodName = Literal["tat", "dks", "eoc"]
@@ -275,9 +278,9 @@ def read_options(path: Path) -> dict[str, object]:
     parsers = {".toml": tomllib.loads, ".json": json.loads}
     parsers |= dict.fromkeys((".yaml", ".yml"), _parse_yaml)
     try:
-        if (parse := parsers.get(path.suffix.lower())) is None:
+        if (parser := parsers.get(path.suffix.lower())) is None:
             raise ValueError("its name must end in .toml, .yaml, .yml or .json")
-        found: object = parse(path.read_text(encoding="utf-8"))
+        found = read_document(path, parser, _MOST_BYTES)
     except ValueError as error:
         raise ValueError(f"Cannot read the configuration {path}: {error}") from None
     if not isinstance(found, dict):
@@ -288,10 +291,7 @@ def read_options(path: Path) -> dict[str, object]:
 def _parse_yaml(text: str) -> object:
     import yaml
 
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
+    return yaml.safe_load(text)
 
 
 def _check_value(name: str, value: object, hint: Any) -> object:
@@ -304,7 +304,7 @@ def _check_value(name: str, value: object, hint: Any) -> object:
             return float(value)
         elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
             return value
-    raise ValueError(f"{name} must be {_describe_type(hint)}, got {value!r}")
+    raise ValueError(f"{name} must be {_describe_type(hint)}, got {reprlib.repr(value)}")
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:

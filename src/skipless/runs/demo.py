@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from skipless.record import RUN, Record, write_atomically
+from skipless.files import write_atomically
+from skipless.record import RUN, Record
 from skipless.report.comparison import (
     Contestant,
     NetworkComparison,

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from skipless.files import write_atomically
 from skipless.onnx import export, quantize, read
 from skipless.onnx.graph import UnknownShapeError, best_schedule
 from skipless.onnx.run import measure_latencies, measure_peak_memory, open_session, run_session
 from skipless.onnx.writer import require_onnx, write
-from skipless.record import write_atomically
 from skipless.report.page import write_sections_page
 from skipless.report.sections import Section, Verdict, escape_markdown, markdown, section_text
 from skipless.torch.fold import fold

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from skipless.files import typed
 from skipless.record import Json, Record, number
 
 _DIGITS = 5  # significant ones; seeds differ in fewer
@@ -21,6 +22,9 @@ class ValidationCurve:
     top1: list[float]
     seconds: list[float]
 
+    def __post_init__(self) -> None:
+        _require_columns(self)
+
 
 @dataclass(frozen=True)
 class TrainingCurve:
@@ -30,6 +34,14 @@ class TrainingCurve:
     loss: list[float]
     accuracy: list[float]
     seconds: list[float]
+
+    def __post_init__(self) -> None:
+        _require_columns(self)
+
+
+def _require_columns(curve: ValidationCurve | TrainingCurve) -> None:
+    if len({len(column) for column in vars(curve).values()}) > 1:
+        raise ValueError("the columns of a curve differ in length")
 
 
 @dataclass(frozen=True)
@@ -53,11 +65,9 @@ class Outcome:
         return asdict(self)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Outcome:
+    def of(cls, values: object) -> Outcome:
         """The outcome that `as_mapping` wrote."""
-        kinds = {"validation": ValidationCurve, "training": TrainingCurve}
-        curves = {name: kind(**values[name]) for name, kind in kinds.items()}
-        return cls(**{**values, **curves})
+        return typed(cls, values)
 
 
 def summarize_run(record: Record, finished: bool) -> Outcome:

@@ -33,7 +33,8 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from skipless.record import LOCK, METRICS, Record, write_atomically
+from skipless.files import lock, read_document, write_atomically
+from skipless.record import LOCK, METRICS, Record
 from skipless.train.checkpoint import FOLDER as CHECKPOINTS
 from skipless.train.engine import DivergedError
 from skipless.train.process import cores, exit_with_parent, process_group
@@ -102,7 +103,8 @@ def run_once(folder: Path, train_run: Callable[[], bool], *, keep_weights: bool 
     files are deleted, unless weights are needed.
     """
     path = folder / OUTCOME
-    with _lock(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder / LOCK, wait=True):
         if path.exists():
             outcome = _read_outcome(path)
         else:
@@ -116,24 +118,12 @@ def run_once(folder: Path, train_run: Callable[[], bool], *, keep_weights: bool 
 
 def _read_outcome(path: Path) -> Outcome:
     try:
-        return Outcome.of(json.loads(path.read_text(encoding="utf-8")))
+        return Outcome.of(read_document(path))
     except (ValueError, TypeError, LookupError) as error:
         raise ValueError(
             f"{path} is damaged or of another version ({error}). Delete {path.parent} to train "
             "the run again."
         ) from None
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder`, which the system releases when this process ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as file:
-        if sys.platform != "win32":  # without locks, two studies may train the same run
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from skipless.files import open_regular, read_document, write_new
 from skipless.record import RUN
 
 FOLDER = "checkpoints"
@@ -205,10 +206,7 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     files[MANIFEST] = json.dumps({"sha256": sums}, indent=2).encode()
     for name, content in files.items():
-        with (folder / name).open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        write_new(folder / name, content)
     _fsync_folder(folder)
 
 
@@ -230,11 +228,15 @@ def _load(path: Path) -> Checkpoint:
 
 
 def _manifest(folder: Path) -> dict[str, str]:
-    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
+    sums = read_document(folder / MANIFEST)["sha256"]
+    if unknown := sums.keys() - {MODEL, AVERAGE, STATE}:
+        raise ValueError(f"its {MANIFEST} names {min(unknown)}, which no checkpoint has")
+    return sums
 
 
 def _read_verified(folder: Path, name: str, sums: Mapping[str, str]) -> bytes:
-    content = (folder / name).read_bytes()
+    with open(folder / name, "rb", opener=open_regular) as file:
+        content = file.read()
     if hashlib.sha256(content).hexdigest() != sums[name]:
         raise ValueError(f"SHA-256 mismatch for {name}")
     return content
