@@ -9,8 +9,6 @@ Everything here is imported on first use: `import skipless` itself imports no fr
 `sk.torch`, `sk.jax`, `sk.keras`, `sk.onnx`, `sk.models` and `sk.optim` need theirs only then.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING
 

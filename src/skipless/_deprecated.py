@@ -4,8 +4,6 @@ A package that renamed something defines its `__getattr__` by `renamed_names`; a
 arguments were renamed is decorated by `renamed_arguments`.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Mapping

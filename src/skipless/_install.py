@@ -1,7 +1,5 @@
 """The command that adds what is missing to this installation of skipless."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Plain-text tables."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The command line: parses, calls one function, prints."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`skipless deploy`: a network becomes an ONNX file, with a report on its costs."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`skipless train`, with an option for each field of the configuration, and `skipless data`."""
 
-from __future__ import annotations
-
 import sys
 import types
 from collections.abc import Collection, Iterator

@@ -4,8 +4,6 @@ The formulas are in `formulas`. Some activations form families with one paramete
 its α: `Activation.family` and `Activation.parameter` say which member it is.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Callable, Container, Mapping

@@ -5,8 +5,6 @@ what becomes of each tensor. A framework's `Writer` only makes the parts: an inp
 layer or a move, an activation, a weighted sum.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -18,8 +18,6 @@ ends, as for DKS with GELU near C'(1) = 1.47, the value of ReLU, another one tak
 parameters jump as the depth changes; before that they vary smoothly.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ $C'(1) = \sigma_w^2 E[\phi'(\sqrt q z)^2]$. For a given $q$, the second equation
 $\sigma_w$, and the first is then one equation in $q$.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -4,8 +4,6 @@ Nothing here subtracts nearly equal numbers, and every exponential is of a numbe
 positive: the tails keep their relative accuracy down to the smallest numbers, and nothing warns.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

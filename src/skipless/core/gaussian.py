@@ -11,8 +11,6 @@ $E[u] = E[uz] = E[v] = 0$, and small differences are computed from the small par
 where nothing cancels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import astuple, dataclass

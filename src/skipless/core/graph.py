@@ -2,8 +2,6 @@
 
 # pyright: reportUnnecessaryIsInstance=false
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

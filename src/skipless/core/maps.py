@@ -6,8 +6,6 @@ $$Q(q) = E[\phi(\sqrt q z)^2], \qquad
   C(c, q_1, q_2) = \frac{E[\phi(\sqrt{q_1} z_1)\,\phi(\sqrt{q_2} z_2)]}{\sqrt{Q(q_1) Q(q_2)}}.$$
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import product

@@ -5,8 +5,6 @@ of pairs of samples. This module makes the pairs, turns the values into estimate
 with the theory.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

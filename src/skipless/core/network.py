@@ -11,8 +11,6 @@ A graph is compiled into a straight-line program on one value, in which affine l
 and an expression that occurs twice is evaluated once.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

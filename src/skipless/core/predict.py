@@ -7,8 +7,6 @@ $\hat\phi(\pm\sigma_w \hat\phi(u))$, each on half of the channels. A concatenati
 channels either, and the terms of a sum are not independent if they have parts in common.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial

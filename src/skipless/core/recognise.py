@@ -5,8 +5,6 @@ variable. Its values on `PROBE` are compared with those of the known activations
 `x * sigmoid(x)` is SiLU however it is written.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

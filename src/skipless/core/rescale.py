@@ -5,8 +5,6 @@ node reads the inner sum. A shortcut from behind one activation to before the ne
 before the first: the maps of an activation assume normal inputs, which take a sum of many weights.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

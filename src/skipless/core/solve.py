@@ -6,8 +6,6 @@ whose solutions `curves` finds.
 
 # pyright: reportUnnecessaryIsInstance=false
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The layers of a network in few rows, for tables that people read."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The paper's theorems as functions: bounds, the infinite-depth limit, equivalences."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ padded, since each is as good as another. The mean of channels, however, has ano
 they have, and so have channels padded with zeros, or branches that are pooled as one array.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence

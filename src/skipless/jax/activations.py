@@ -4,8 +4,6 @@ They keep the type of their input; half precision is computed in float32 and rou
 differentiates them any number of times, with the slopes of `core` at kinks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The kernel of a real network, as in `skipless.torch.measure`: empirical q and c values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Inputs of q value 1, as the theory assumes them; `skipless.torch.normalize` says why."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import Array

@@ -1,7 +1,5 @@
 """JAX's primitives by what they mean to the theory, by their axes, and in numpy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

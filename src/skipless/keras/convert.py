@@ -3,8 +3,6 @@
 The recorded model is written again as a Functional one, of layers made from the old configurations.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps

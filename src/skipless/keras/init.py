@@ -8,8 +8,6 @@ with a `SeedGenerator` draws new ones.
 # To a type checker, operations of Keras may return None.
 # pyright: reportOptionalOperand=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -3,8 +3,6 @@
 # To a type checker, operations of Keras may return None.
 # pyright: reportOptionalOperand=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Inputs of q value 1, as the theory assumes them; `skipless.torch.normalize` says why."""
 
-from __future__ import annotations
-
 from typing import Self
 
 import keras

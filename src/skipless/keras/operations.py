@@ -1,7 +1,5 @@
 """The layers and operations of Keras by what they mean to the theory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import reduce
 from typing import Any

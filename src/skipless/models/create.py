@@ -1,7 +1,5 @@
 """`create_model`: a network by its name, with its activation solved for and its weights drawn."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

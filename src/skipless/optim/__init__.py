@@ -3,8 +3,6 @@
 They are imported on first use, so that the command line can show K-FAC's settings without PyTorch.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING
 

@@ -17,8 +17,6 @@ same effect. SOAP's first step only initialises its eigenbases; it preconditions
 each of their four dimensions.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn, optim

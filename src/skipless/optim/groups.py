@@ -1,7 +1,5 @@
 """What the optimisers share: groups of parameters, their gradients, and steps with a closure."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload

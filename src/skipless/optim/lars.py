@@ -15,8 +15,6 @@ leaves it. So after the rate drops, older and larger steps take a while to decay
 # pyright: reportPrivateImportUsage=false
 # torch._foreach_* are what torch's own optimisers are made of, but have no public names.
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

@@ -10,8 +10,6 @@ Orthogonal steps are scaled by $0.2 \sqrt{\max\{m, k\}}$ for $m$ outputs and $k$
 one learning rate, on AdamW's scale, serves both.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

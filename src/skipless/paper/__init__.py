@@ -1,7 +1,5 @@
 """The paper's tables and figures as data, with their claims, and three items beyond the paper."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from . import beyond, computed, figures, tables

@@ -1,7 +1,5 @@
 """Three items that are not in the paper: optimisers, batch sizes and teachers."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from statistics import fmean

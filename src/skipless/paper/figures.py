@@ -1,7 +1,5 @@
 """The paper's figures of trained networks, one function each: see `tables`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

@@ -3,8 +3,6 @@
 Claims are judged when results are read, from differences of accuracies and their standard errors.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

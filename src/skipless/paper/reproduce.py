@@ -1,7 +1,5 @@
 """`skipless reproduce`: runs an item at a scale; its results become a section of a report."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

@@ -4,8 +4,6 @@ Items state their runs as the paper does: full width, 90 epochs, batches of 1,02
 such a run into one of its own size. It keeps the depth, except at the scale `smoke`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal

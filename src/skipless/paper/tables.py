@@ -4,8 +4,6 @@
 docstrings say what the paper finds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Charts of trained networks: C maps and training curves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Networks trained side by side, as by the demo: a table, a conclusion, and an HTML page."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

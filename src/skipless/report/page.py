@@ -1,7 +1,5 @@
 """HTML pages that need no other file and no network: their parts, and the page of sections."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs of `skipless train` side by side: which is best, which diverged, settings and curves."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence

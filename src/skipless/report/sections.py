@@ -3,8 +3,6 @@
 They become text for a terminal, Markdown, with charts as files, or HTML (see `page`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The network that a MODEL argument names: one of ours, a trained run, or the user's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path

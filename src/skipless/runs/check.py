@@ -1,7 +1,5 @@
 """`skipless check`: a MODEL of the command line, shaped and measured at several widths."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

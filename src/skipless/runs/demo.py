@@ -8,8 +8,6 @@ which it is made. Each is trained with every learning rate of one grid, with and
 clipping, from one seed, and with the best of these settings from two more.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time

@@ -5,8 +5,6 @@ folded one, the folded one in 8-bit integers, and a folded baseline. Parameters 
 networks. The report is written as report.json, report.md and report.html.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """The user's own network, which a MODEL argument package.module:factory names."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module

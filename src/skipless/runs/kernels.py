@@ -3,8 +3,6 @@
 `skipless report` imports this module, so it must not import torch before a network needs it.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields, replace

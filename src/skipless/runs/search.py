@@ -8,8 +8,6 @@ from the last checkpoint if they share a disk. A search that was stopped resumes
 again. Under `torchrun`, the first process tells the others what to train.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import multiprocessing

@@ -6,8 +6,6 @@ parameters here, because Optuna's grid sampler counts a failed trial as visited,
 (KeyError) when a queued trial ends while another one is the last to run.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import random

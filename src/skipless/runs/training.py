@@ -1,7 +1,5 @@
 """A configuration becomes a run: built, trained, tried without training, or taught by another."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable

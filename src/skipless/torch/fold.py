@@ -3,8 +3,6 @@
 `gauges` decides where each constant goes; here BatchNorms are absorbed and the graph is rewritten.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

@@ -16,8 +16,6 @@ scales and in the shifts. What an operation requires of its own gauges can alway
 contradicts that a tensor is read as it is written, a multiplication or an addition remains.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping

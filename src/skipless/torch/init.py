@@ -9,8 +9,6 @@ As in `torch.nn.init`, a trailing underscore means that the argument is changed.
 in float32, or float64 for weights of that type, on the device of the `generator` if there is one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -8,8 +8,6 @@ They are taken where the theory has a node: the record of `torch.export` runs st
 of dimensions, `_p` runs over pairs, `_l` over locations and `_c` over channels.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -10,8 +10,6 @@ scales, so that c values come out right without it; but a location of zeros, suc
 has no c value in any network, and locations of different q values weigh differently when pooled.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """PyTorch's operations by what they mean to the theory: their names, axes, memory and modules."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

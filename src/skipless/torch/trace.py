@@ -4,8 +4,6 @@
 what each operation is, and `core.trace` reads that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import warnings

@@ -4,8 +4,6 @@ A reader's `ValueError` says what is wrong with a file; `DataFiles.read` adds th
 the command that repairs it.
 """
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 import io

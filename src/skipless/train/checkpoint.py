@@ -8,8 +8,6 @@ A run's folder has `checkpoints/step-00000500/` and so on, each with
 - `manifest.json`: the SHA-256 of each of them, which reveals damage.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

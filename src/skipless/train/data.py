@@ -11,8 +11,6 @@ r"""Data sets by name: `load_data("cifar10")` has a training and a validation sp
 | `synthetic:SHAPE[:CLASSES[:SAMPLES]]`    | random images, such as `synthetic:3x32x32`          |
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

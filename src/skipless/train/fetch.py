@@ -4,8 +4,6 @@ Files are downloaded to a temporary folder inside their destination and moved wh
 complete, so an interrupted download leaves nothing behind; intact files stay.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What a run reports: `metrics.jsonl`, TensorBoard events, a progress bar, and its provenance."""
 
-from __future__ import annotations
-
 import math
 import os
 import platform

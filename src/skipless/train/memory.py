@@ -1,7 +1,5 @@
 """How much memory training takes, estimated from one small step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass

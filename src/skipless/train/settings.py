@@ -3,8 +3,6 @@ r"""Settings of the engine, whatever it trains, and the learning rate at each st
 The rate depends on the number of the step alone, so that a run resumes without state of a schedule.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, field

@@ -12,8 +12,6 @@ measured by itself, which a product of eigenvalues only approximates (EKFAC; Geo
 Axes: g = groups of one layer, or of all layers in a stack; rows = outputs, columns = inputs.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from abc import ABC, abstractmethod

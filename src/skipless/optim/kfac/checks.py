@@ -1,7 +1,5 @@
 """What K-FAC checks before it does anything, and the warnings and errors that it gives."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

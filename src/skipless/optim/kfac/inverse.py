@@ -9,8 +9,6 @@ $1/\sqrt\lambda$. Where one factor is a single number the product is exact witho
 Axes: n = matrices of one size, d = their rows and columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -7,8 +7,6 @@ Axes: groups come first everywhere, one matrix per group of a convolution and a 
 other layers; then rows = outputs, and columns = inputs (with taps and bias).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

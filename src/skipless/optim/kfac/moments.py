@@ -15,8 +15,6 @@ of the whole batch for padding other than zeros.
 Axes: N = examples, C = channels, H and W = height and width, n = rows, d = entries of a row.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Iterator, Sequence

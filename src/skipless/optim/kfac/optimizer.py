@@ -11,8 +11,6 @@ Martens and Grosse (2015); Grosse and Martens (2016) for convolutions; Ba, Gross
 for the norm constraint $\kappa$.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf, isfinite

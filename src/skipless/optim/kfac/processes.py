@@ -1,7 +1,5 @@
 """The processes that train together under DistributedDataParallel: means, and shares of work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heapreplace

@@ -13,8 +13,6 @@ They are PyTorch's functions of these names (`binary_cross_entropy_with_logits`,
 squared error is the exponent of a normal likelihood with variance 1/2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import sqrt

@@ -14,8 +14,6 @@ is right (section 6.5).
 # pyright: reportPrivateImportUsage=false
 # torch._foreach_* are what torch's own optimisers are made of, but have no public names.
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
