@@ -53,26 +53,10 @@ _ROOMS = ("jax", "keras", "models", "onnx", "optim", "torch")
 _EXTRAS = {"flax": "jax", "jax": "jax", "keras": "keras", "torch": "torch"}
 
 __all__ = [
-    "DKS",
-    "EOC",
-    "TAT",
-    "Activation",
-    "ClampedTargetWarning",
-    "Graph",
-    "GraphBuilder",
-    "Solution",
-    "UnreachableTargetError",
-    "UnsupportedModelError",
-    "__version__",
-    "activation",
-    "activation_names",
-    "check",
-    "convert",
-    "measure",
-    "predict",
-    "solve",
-    "trace",
-]
+    "DKS", "EOC", "TAT", "Activation", "ClampedTargetWarning", "Graph", "GraphBuilder", "Solution",
+    "UnreachableTargetError", "UnsupportedModelError", "__version__", "activation",
+    "activation_names", "check", "convert", "measure", "predict", "solve", "trace",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

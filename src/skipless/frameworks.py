@@ -113,8 +113,8 @@ def measure(
 
     Args:
         model: A PyTorch module, a Keras model, or any JAX function or module.
-        inputs: Pairs of inputs, the first half and the second half of a batch; for a JAX function,
-            all of its arguments.
+        inputs: A batch in which samples 0 and 1 are a pair, as are 2 and 3, and so on; for a JAX
+            function, all of its arguments.
         seeds: Draws of the weights to average over; None measures the weights as they are.
         native: Further arguments of the framework's own `measure`, such as `draw`.
     """

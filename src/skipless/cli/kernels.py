@@ -42,11 +42,7 @@ def _shaping_options(command: Command) -> Command:
         ("--sigma-b", float, "EOC: scale of the biases.  [default: 0]"),
         ("--zeta", float, "DKS: C_f'(1).  [default: 1.5]"),
         ("--tau", float, "TAT with smooth activations: C_f''(1).  [default: 0.3]"),
-        (
-            "--eta",
-            float,
-            "TAT with leaky ReLU: C_f(0).  [default: 0.9, less if shallow]",
-        ),
+        ("--eta", float, "TAT with leaky ReLU: C_f(0).  [default: 0.9, less if shallow]"),
     ):
         command = click.option(name, type=kind, is_flag=kind is None, help=help_)(command)
     return command

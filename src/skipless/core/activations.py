@@ -44,10 +44,10 @@ class Activation:
     continuous; `kinks` are the points where φ′ or φ″ jumps, so that integrals can be split there.
 
     Args:
-        name: how errors and tables call it.
-        period: after which φ repeats itself, if it does.
-        bend: around where, and on what scale, a smooth φ bends.
-        family: such as "elu", of which φ is the member with this `parameter`.
+        name: What errors and tables call it.
+        period: After which φ repeats itself, if it does.
+        bend: Where, and on what scale, a smooth φ bends.
+        family: Such as "elu", of which φ is the member with this `parameter`.
 
     >>> hinge = Activation(
     ...     value=lambda x: np.maximum(x - 1.0, 0.0) ** 2,
@@ -102,7 +102,7 @@ class Activation:
 
     @property
     def negative_slope(self) -> float | None:
-        """The slope below zero of a leaky ReLU, which TAT and DKS shape by it; None for others."""
+        """The slope below zero of a leaky ReLU, for which TAT and DKS solve; None for others."""
         return self.parameter if self.family == "leaky_relu" else None
 
     @property

@@ -208,11 +208,7 @@ TABLE: dict[str, Formulas] = {
         lambda x: 1.0 / np.sqrt(1.0 + x * x),
         lambda x: -x * inverse_cubed_root(x),
     ),
-    "atan": (
-        np.arctan,
-        lambda x: 1.0 / (1.0 + x * x),
-        lambda x: -2.0 * x / (1.0 + x * x) ** 2,
-    ),
+    "atan": (np.arctan, lambda x: 1.0 / (1.0 + x * x), lambda x: -2.0 * x / (1.0 + x * x) ** 2),
     "bent_identity": (
         lambda x: x * (1.0 + 0.5 * x / (1.0 + np.sqrt(1.0 + x * x))),
         lambda x: 1.0 + 0.5 * x / np.sqrt(1.0 + x * x),

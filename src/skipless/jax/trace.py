@@ -53,8 +53,8 @@ def input_index(arguments: Sequence[object], argnum: int) -> int:
     raise TypeError(
         f"The network's input, argument {argnum}, must be an array or a jax.ShapeDtypeStruct, got "
         f"{found}. Pass the input last, or name it: trace(fn, params, x, key, argnum=1)."
-        + isinstance(given, tuple | list)
-        * f" {rec.ONE_INPUT}."
+        + f" {rec.ONE_INPUT}."
+        * isinstance(given, tuple | list)
     )
 
 

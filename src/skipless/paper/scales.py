@@ -45,7 +45,7 @@ class Scale:
     def configuration(
         self, run: Options, given: Mapping[str, object] | None = None
     ) -> Configuration:
-        """The configuration of a run that is stated as in the paper, with what a user gives."""
+        """The configuration of a run stated as in the paper, with the options that a user adds."""
         full = {"epochs": EPOCHS, "batch_size": BATCH, "schedule": "step", **run}
         sized = {
             "model": self.models.get(str(full["model"]), full["model"]),
@@ -95,20 +95,13 @@ def _seeds_on_cpu(run: Options) -> int:
 # Not the paper's: no more on disk than needed.
 _LEAN: Options = {"log_every": 10, "checkpoint_every": 10**9, "keep": 1}
 
-_FIXED_PERIODS: Options = {
-    "kfac_early_inverses": False,
-    "kfac_restarts": False,
-}  # the paper's K-FAC
+# The paper's K-FAC.
+_FIXED_PERIODS: Options = {"kfac_early_inverses": False, "kfac_restarts": False}
 
 FULL = Scale(
     "full",
     # Of the two values of η, 0.95 is out of reach with w = 0.8 (docs/paper.md, errata).
-    {
-        **_FIXED_PERIODS,
-        "data": "imagefolder:imagenet",
-        "kfac_preset": "imagenet",
-        "clamp": True,
-    },
+    {**_FIXED_PERIODS, "data": "imagefolder:imagenet", "kfac_preset": "imagenet", "clamp": True},
     {  # appendix D; the last three are ours
         "sgd": (1.0, 0.3, 0.1, 0.03, 0.01),
         "kfac": (0.003, 0.001, 0.0003, 0.0001, 0.00003),

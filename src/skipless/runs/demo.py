@@ -145,10 +145,7 @@ def configure(network: DemoNetwork, setting: Tuning, seed: int) -> Configuration
 
 
 def _comparison(
-    networks: Sequence[DemoNetwork],
-    runs: Mapping[Trial, Outcome],
-    place: Place,
-    seconds: float,
+    networks: Sequence[DemoNetwork], runs: Mapping[Trial, Outcome], place: Place, seconds: float
 ) -> NetworkComparison:
     given, some = networks[0].configuration, next(iter(runs.values()))
     rates = sorted({setting.rate for _, setting, _ in runs})

@@ -161,7 +161,7 @@ class _Search:
     teachers: Mapping[str, Configuration]
 
     def open_study(self) -> SharedStudy:
-        """The study; a changed set of runs is another one."""
+        """The study; another set of runs is another study."""
         keys = {name: run_key(configuration) for name, configuration in self.runs.items()}
         name = f"{self.study}-{_digest(keys)}"
         return SharedStudy(name, sorted(self.runs), self.place.url, self.seconds_until_dead)

@@ -34,6 +34,5 @@ __all__ = [
 ]  # fmt: skip
 
 __getattr__ = renamed_names(
-    __name__,
-    {"activation": "skipless.torch.function", "export_onnx": "skipless.onnx.export"},
+    __name__, {"activation": "skipless.torch.function", "export_onnx": "skipless.onnx.export"}
 )

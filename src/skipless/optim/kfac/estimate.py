@@ -264,7 +264,7 @@ class CurvatureEstimate:
 
     @property
     def _eigenbasis_parameters(self) -> list[nn.Parameter]:
-        """Parameters of layers that have an eigenbasis by now."""
+        """Parameters of layers that already have an eigenbasis."""
         blocks = self.blocks.all if self.settings.eigenbasis else ()
         return [p for block in blocks if block.is_inverted for p in block.layer.parameters]
 

@@ -257,10 +257,6 @@ class KFAC(Optimizer):
         return blocks.all if number == 0 else []
 
     @property
-    def _total_damping(self) -> float:
-        return self.damping + max(group["l2"] for group in self.param_groups)
-
-    @property
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
@@ -282,7 +278,8 @@ class KFAC(Optimizer):
 
     def _refresh(self, gradients: Values) -> dict[nn.Parameter, Tensor]:
         """Inverts what is due; returns the directions, which restart velocities if far shorter."""
-        estimate, damping, due = self._estimate, self._total_damping, self._blocks_due()
+        estimate, due = self._estimate, self._blocks_due()
+        damping = self.damping + max(group["l2"] for group in self.param_groups)
         settings, before = estimate.settings, {}
         is_whole = len(due) == len(estimate.blocks.all) > 0 and settings.inverse_period > 1
         if settings.restarts and is_whole and self._moves > 0 and not self._is_model_due:
