@@ -47,6 +47,12 @@ def test_clipping_is_kept_in_one_form_however_it_is_written(given: object, kept:
     assert Configuration.of(json.loads(json.dumps(found.as_mapping()))) == found
 
 
+@pytest.mark.parametrize("given", ["0", "nan", "inf", "adaptive:0", "adaptive:inf", "often"])
+def test_clipping_takes_no_norm_that_json_lacks_or_that_clips_nothing(given: str) -> None:
+    with pytest.raises(ValueError, match=f"finite and > 0, got {given}$"):
+        Configuration.of({"clip": given})
+
+
 @pytest.mark.parametrize(
     ("given", "clip", "lr"),
     [

@@ -35,10 +35,10 @@ def parse_clip(given: str | float | None) -> str | float | None:
         value = float(given if adaptive is None else adaptive[1] or _USUAL_RATIO)
     except ValueError:
         value = math.nan
-    if not value > 0.0:
+    if not 0.0 < value < math.inf:
         raise ValueError(
-            "clip must be a norm above 0, adaptive, adaptive:RATIO with a ratio above 0, or none, "
-            f"got {given}"
+            "clip must be a norm, adaptive, adaptive:RATIO, or none, with a norm or ratio that is "
+            f"finite and > 0, got {given}"
         )
     return value if adaptive is None else f"adaptive:{value}"
 
