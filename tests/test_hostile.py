@@ -1,15 +1,24 @@
 """Hostile files and folders at the command line: one line, exit code 2, nothing else touched."""
 
+import hashlib
 import json
 import os
+import pickle
+import shutil
+import subprocess
 import sys
+import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from skipless.cli import main
-from skipless.record import METRICS, RUN
+from skipless.files import lock
+from skipless.record import METRICS, RUN, RUN_LOCK
 
 TINY = ["--model", "mlp:14", "--width", "8", "--steps", "4", "--device", "cpu"]
 DEEP = '{"configuration":' * 100_000
@@ -41,7 +50,7 @@ def only_line(found: tuple[int, str]) -> str:
     """The one line of a command that fails."""
     code, shown = found
     assert code == 2
-    (line,) = shown.splitlines()
+    (line,) = (line for line in shown.splitlines() if not line.startswith("note: "))
     assert "Traceback" not in line
     return line
 
@@ -128,3 +137,240 @@ def test_a_record_that_is_a_pipe_or_a_device_does_not_hang_a_report(
     os.mkfifo(tmp_path / METRICS)
     line = only_line(cli("report", tmp_path, "-o", tmp_path / "page.html"))
     assert f"Not a regular file: '{tmp_path / METRICS}'" in line
+
+
+@posix
+def test_a_second_process_in_the_folder_of_a_run_that_is_going_on_is_refused(
+    tmp_path: Path, cli: Cli
+) -> None:
+    folder = tmp_path / "run"
+    many = [*TINY[:4], "--steps", "1000000", "--checkpoint-every", "5", "--output", str(folder)]
+    first = subprocess.Popen([sys.executable, "-m", "skipless.cli", "train", *many])
+    try:
+        while not list(folder.glob("checkpoints/step-*[05]")):
+            assert first.poll() is None
+            time.sleep(0.05)
+        before = (folder / RUN).read_bytes()
+        for how in ([*TINY, "--seed", "1"], ["--resume"]):
+            line = only_line(cli("train", *how, "--output", folder))
+            assert f"A run is going on in {folder}. Wait until it ends, or choose" in line
+        assert (folder / RUN).read_bytes() == before
+    finally:
+        first.kill()
+        first.wait()
+    steps = int(max(folder.glob("checkpoints/step-*[05]")).name.removeprefix("step-"))
+    with lock(folder / RUN_LOCK, wait=False):  # free, as its process is dead
+        assert steps % 5 == 0
+
+
+def test_a_mistake_leaves_no_folder_and_no_lock(tmp_path: Path, cli: Cli) -> None:
+    only_line(cli("train", *TINY, "--data", "parquet:/no/such", "--output", tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@posix
+@pytest.mark.parametrize("name", [f"{RUN}.partial", f"{METRICS}.partial", METRICS])
+def test_training_does_not_write_through_links_in_its_folder(
+    tmp_path: Path, cli: Cli, name: str
+) -> None:
+    (tmp_path / "victim").write_text("mine")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / name).symlink_to(tmp_path / "victim")
+    if name == METRICS:  # which is read first
+        (tmp_path / "victim").write_text("")
+    assert cli("train", *TINY, "--output", folder)[0] == 0
+    assert (tmp_path / "victim").read_text() == ("" if name == METRICS else "mine")
+
+
+@posix
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", RUN_LOCK])
+def test_a_link_out_of_a_run_is_refused(tmp_path: Path, cli: Cli, name: str) -> None:
+    folder, other = tmp_path / "run", tmp_path / "other"
+    folder.mkdir()
+    (other / "keep.partial").mkdir(parents=True)
+    (folder / name).symlink_to(other)
+    line = only_line(cli("train", *TINY, "--output", folder))
+    assert ("Too many levels" if name == RUN_LOCK else f"{name} is a link to {other}") in line
+    assert [path.name for path in other.iterdir()] == ["keep.partial"]
+
+
+@posix
+def test_links_among_checkpoints_are_removed_and_not_followed(
+    tmp_path: Path, cli: Cli, finished: Path
+) -> None:
+    folder, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(finished, folder)
+    (other / "kept").mkdir(parents=True)
+    checkpoints = folder / "checkpoints"
+    shutil.rmtree(checkpoints / "step-00000004")
+    for name in ("step-00000004", "step-00000004.partial"):
+        (checkpoints / name).symlink_to(other)
+    code, shown = cli("train", "--resume", "--output", folder)
+    assert code == 0, shown
+    assert "step-00000004 is damaged" in shown
+    assert (other / "kept").is_dir()
+    assert not (checkpoints / "step-00000004").is_symlink()
+    assert not (checkpoints / "step-00000004.partial").exists()
+
+
+def test_a_run_whose_folder_is_deleted_says_so(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from skipless.train.engine import Engine
+
+    folder, step = tmp_path / "run", Engine._train_step
+    for every in ("1", "100"):  # of the log: either a row or a checkpoint is next
+
+        def step_then_delete(engine: Engine, parts) -> None:
+            step(engine, parts)
+            shutil.rmtree(folder, ignore_errors=True)
+
+        monkeypatch.setattr(Engine, "_train_step", step_then_delete)
+        options = ["--checkpoint-every", "2", "--log-every", every, "--output", folder]
+        code, shown = cli("train", *TINY, *options)
+        assert code == 2
+        assert f"{folder} was deleted during its run, and with it all" in shown.splitlines()[-1]
+        assert not folder.exists()
+
+
+def harm_state(harm: Callable[[dict], object]) -> Callable[[Path], object]:
+    """Changes the state in a checkpoint, and its checksum."""
+
+    def change(folder: Path) -> None:
+        state = torch.load(folder / "state.pt", weights_only=True)
+        harm(state)
+        torch.save(state, folder / "state.pt")
+
+    return change
+
+
+def compressed(folder: Path) -> None:
+    """A zip bomb: 100 MB of zeros in 100 kB."""
+    torch.save({"step": 4, "zeros": torch.zeros(25_000_000)}, folder / "big.pt")
+    with (
+        zipfile.ZipFile(folder / "big.pt") as big,
+        zipfile.ZipFile(folder / "state.pt", "w", zipfile.ZIP_DEFLATED) as small,
+    ):
+        for name in big.namelist():
+            small.writestr(name, big.read(name))
+    (folder / "big.pt").unlink()
+
+
+HARM: dict[str, Callable[[Path], object]] = {
+    "text instead of weights": lambda f: (f / "model.safetensors").write_text("weights"),
+    "weights of another network": lambda f: save_file(
+        {"a": torch.zeros(3)}, f / "model.safetensors"
+    ),
+    "text instead of a state": lambda f: (f / "state.pt").write_text("state"),
+    "a pickle that runs code": lambda f: (f / "state.pt").write_bytes(
+        pickle.dumps(Opens(f / "ran"))
+    ),
+    "a zip bomb": compressed,
+    "no step": harm_state(lambda s: s.pop("step")),
+    "no optimiser": harm_state(lambda s: s.pop("optimizer")),
+    "an optimiser without groups": harm_state(lambda s: s["optimizer"].pop("param_groups")),
+    "a rate of text": harm_state(lambda s: s["optimizer"]["param_groups"][0].update(lr="fast")),
+    "no momentum": harm_state(lambda s: s["optimizer"]["param_groups"][0].pop("momentum")),
+    "a moment of another shape": harm_state(
+        lambda s: s["optimizer"]["state"][0].update(momentum_buffer=torch.zeros(3))
+    ),
+    "a moment of text": harm_state(
+        lambda s: s["optimizer"]["state"][0].update(momentum_buffer="fast")
+    ),
+    "an average that the run has not": lambda f: save_file(
+        {"a": torch.zeros(3)}, f / "average.safetensors"
+    ),
+    "seconds of text": harm_state(lambda s: s.update(seconds="long")),
+    "no processes": harm_state(lambda s: s.pop("processes")),
+    "processes of a number": harm_state(lambda s: s.update(processes=7)),
+    "a random state of another length": harm_state(
+        lambda s: s["processes"][0]["random"].update(torch=torch.zeros(3, dtype=torch.uint8))
+    ),
+    "a random state of text": harm_state(
+        lambda s: s["processes"][0]["random"].update(python="random")
+    ),
+    "a window of text": harm_state(lambda s: s["processes"][0].update(window="losses")),
+}  # fmt: skip
+
+
+class Opens:
+    """Runs `open` when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return open, (str(self.path), "w")
+
+
+def seal(folder: Path) -> None:
+    """Make the manifest of a checkpoint match its files."""
+    names = [path.name for path in folder.iterdir() if path.suffix in (".pt", ".safetensors")]
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    (folder / "manifest.json").write_text(json.dumps({"sha256": sums}))
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_checkpoint_that_does_not_fit_gives_way_to_the_one_before(
+    tmp_path: Path, cli: Cli, finished: Path, harm: str
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    newest = folder / "checkpoints" / "step-00000004"
+    shutil.rmtree(folder / "checkpoints" / "step-00000002")
+    shutil.copytree(finished / "checkpoints" / "step-00000002", newest.with_name("step-00000002"))
+    HARM[harm](newest)
+    seal(newest)
+    code, shown = cli("train", "--resume", "--output", folder)
+    assert code == 0, shown
+    assert f"note: The checkpoint {newest} is damaged (" in shown
+    assert "step-00000002." in shown
+    assert not (newest / "ran").exists()
+    for name in (METRICS, "checkpoints/step-00000004/model.safetensors"):
+        ours, theirs = (read_measured(top / name) for top in (folder, finished))
+        assert ours == theirs
+
+
+def read_measured(path: Path) -> object:
+    """The content of a file, without times."""
+    if path.name != METRICS:
+        return path.read_bytes()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{n: v for n, v in row.items() if "second" not in n} for row in rows]
+
+
+def test_where_no_checkpoint_fits_none_is_replaced(
+    tmp_path: Path, cli: Cli, finished: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    said = json.loads((folder / RUN).read_text())
+    said["configuration"]["width"] = 9.0
+    (folder / RUN).write_text(json.dumps(said))
+    before = sorted(folder.glob("checkpoints/*/*"))
+    code, shown = cli("train", "--resume", "--output", folder)
+    assert code == 2
+    assert "Traceback" not in shown
+    assert sorted(folder.glob("checkpoints/*/*")) == before
+
+
+@posix
+@pytest.mark.parametrize("name", ["/dev/zero", "../../run.json", "model.safetensors"])
+def test_a_manifest_names_no_other_file_and_no_device_is_read(
+    tmp_path: Path, cli: Cli, finished: Path, name: str
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    newest = folder / "checkpoints" / "step-00000004"
+    manifest = json.loads((newest / "manifest.json").read_text())
+    if name == "model.safetensors":
+        (newest / name).unlink()
+        (newest / name).symlink_to("/dev/zero")
+    else:
+        manifest["sha256"][name] = "0" * 64
+        (newest / "manifest.json").write_text(json.dumps(manifest))
+    code, shown = cli("train", "--resume", "--output", folder)
+    assert code == 0, shown
+    wanted = "Not a regular file" if name == "model.safetensors" else f"manifest.json names {name}"
+    assert wanted in shown

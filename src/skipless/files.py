@@ -6,8 +6,6 @@ nested a hundred thousand levels deep, and links to files that are not its own: 
 reader hang or run out of memory, or a writer write elsewhere.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json
@@ -192,6 +190,16 @@ def write_new(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def create_folder(folder: Path) -> None:
+    """Make a folder and those above it; an error says which and what to do."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"Cannot create the folder {folder}: {error.strerror or error}. Name another one."
+        ) from error
 
 
 def require_inside(path: Path, top: Path) -> None:

@@ -20,6 +20,7 @@ Json = str | int | float | bool | None | list["Json"] | dict[str, "Json"]
 
 RUN = "run.json"
 METRICS = "metrics.jsonl"
+RUN_LOCK = "run.lock"  # held by the process that trains there
 LOCK = "lock"  # in the folders of runs that many processes share, such as those of an item
 
 
@@ -81,6 +82,15 @@ class MetricsFile:
         rows = [row for row in _rows(self.path) if number(row, "step") <= step]
         write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in rows))
         return rows
+
+
+def require_run_folder(folder: Path) -> None:
+    """Raise if the folder of a run is gone."""
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{folder} was deleted during its run, and with it all that was saved. Start the run "
+            "again."
+        )
 
 
 def write_run(folder: Path, run: Mapping[str, Json]) -> None:

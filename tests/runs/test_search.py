@@ -110,7 +110,7 @@ def test_outcomes_are_those_that_training_leaves_on_disk(place: Place) -> None:
         assert found[name].top1 == pytest.approx(record.series("validation", "top1")[1][0], 1e-4)
         assert found[name].training.loss == pytest.approx(record.series("train", "loss")[1], 1e-4)
         assert {path.name for path in place.run(configuration).iterdir()} == {
-            "lock", "metrics.jsonl", "outcome.json", "run.json",
+            "lock", "metrics.jsonl", "outcome.json", "run.json", "run.lock",
         }  # fmt: skip
     assert found["slow"] != found["fast"]
 

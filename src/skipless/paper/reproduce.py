@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from skipless.files import write_atomically
+from skipless.files import create_folder, write_atomically
 from skipless.record import Json, number
 from skipless.report.charts import c_map_chart, loss_chart
 from skipless.report.page import write_sections_page
@@ -16,7 +16,7 @@ from skipless.report.svg import STYLES, Chart, Line
 from skipless.runs.configuration import Configuration, flag
 from skipless.runs.kernels import network_curve
 from skipless.runs.outcome import Outcome
-from skipless.runs.search import Place, create_folder, is_main, run_all, run_key
+from skipless.runs.search import Place, is_main, run_all, run_key
 from skipless.train.journal import provenance
 
 from . import ITEMS

@@ -31,10 +31,11 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from skipless.files import lock, read_document, write_atomically
+from skipless.files import create_folder, lock, read_document, write_atomically
 from skipless.record import LOCK, METRICS, Record
 from skipless.train.checkpoint import FOLDER as CHECKPOINTS
 from skipless.train.engine import DivergedError
+from skipless.train.journal import EVENTS
 from skipless.train.process import cores, exit_with_parent, process_group
 
 from .configuration import Configuration, options
@@ -109,7 +110,7 @@ def run_once(folder: Path, train_run: Callable[[], bool], *, keep_weights: bool 
             finished = train_run()
             outcome = summarize_run(Record.read(folder), finished)
             write_atomically(path, json.dumps(outcome.as_mapping()) + "\n")
-        for large in () if keep_weights else (CHECKPOINTS, "tensorboard"):
+        for large in () if keep_weights else (CHECKPOINTS, EVENTS):
             shutil.rmtree(folder / large, ignore_errors=True)
     return outcome
 
@@ -346,15 +347,6 @@ def _receive_error(receiver: Connection) -> BaseException | None:
         return pickle.loads(receiver.recv_bytes())
     except EOFError:
         return None
-
-
-def create_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"Cannot create the folder {folder}: {error.strerror or error}. Name another one."
-        ) from error
 
 
 def _terminable() -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from skipless.core.network import fold
+from skipless.files import create_folder, lock
 from skipless.models import MLP, ResNet, create_model
 from skipless.models.create import parse_name
 from skipless.optim import KFACSettings, create_optimizer
-from skipless.record import RUN, Json, Record, write_run
+from skipless.record import RUN, RUN_LOCK, Json, Record, write_run
 from skipless.tables import table
 from skipless.torch import normalize_per_location, normalize_per_sample
 from skipless.train.batches import Batches
@@ -73,13 +75,15 @@ def train(
     With `resume`, continue the run there from its newest checkpoint. A `note` is a warning once the
     run is built. Under `torchrun`, only the first process warns and returns a record.
     """
-    with process_group(configuration.device, configuration.threads) as process:
-        _require_free_folder(output, process, resume)
+    with process_group(configuration.device, configuration.threads) as process, ExitStack() as held:
+        claimed = _claim_folder(output, process, resume, held)
         run = build_run(configuration, process)
         if resume:
             _require_same_teacher(output, run.teacher_origin)
         parts = (run.model, run.optimizer, run.data, run.settings)
         engine = Engine(*parts, process, run.normalize, run.teacher)
+        if not claimed:
+            _claim_folder(output, process, resume, held, new=True)
         if process.is_main:
             if note is not None:
                 warnings.warn(note, stacklevel=2)
@@ -232,9 +236,31 @@ def _channels_last(configuration: Configuration, model: nn.Module, process: Proc
     return configuration.channels_last
 
 
-def _require_free_folder(output: Path, process: Process, resume: bool) -> None:
-    problems = ((output / RUN).exists() and not resume, output.exists() and not output.is_dir())
-    taken, blocked = process.any_rank([process.is_main and found for found in problems])
+def _claim_folder(
+    output: Path, process: Process, resume: bool, held: ExitStack, *, new: bool = False
+) -> bool:
+    """Hold the lock of a run's folder until `held` is closed; raise if it is not free.
+
+    Returns False if the folder is not there yet, unless it is `new`: it is made once the run is
+    built, so that a mistake leaves no folder.
+    """
+    going_on = taken = blocked = claimed = False
+    if process.is_main:
+        blocked = output.exists() and not output.is_dir()
+        if new and not blocked:
+            create_folder(output)
+        if claimed := output.is_dir():
+            try:
+                held.enter_context(lock(output / RUN_LOCK, wait=False))
+            except BlockingIOError:
+                going_on = True
+        taken = (output / RUN).exists() and not resume
+    flags = [going_on, taken, blocked, claimed]
+    going_on, taken, blocked, claimed = process.any_rank(flags)
+    if going_on:
+        raise FileExistsError(
+            f"A run is going on in {output}. Wait until it ends, or choose another --output."
+        )
     if taken:
         raise FileExistsError(
             f"{output} already holds a run. Resume it with --resume --output {output}, or choose "
@@ -242,6 +268,7 @@ def _require_free_folder(output: Path, process: Process, resume: bool) -> None:
         )
     if blocked:
         raise FileExistsError(f"--output {output} is a file. Name a folder.")
+    return claimed
 
 
 def _write_run_json(configuration: Configuration, run: Run, process: Process, output: Path) -> None:
@@ -268,7 +295,6 @@ def _write_run_json(configuration: Configuration, run: Run, process: Process, ou
         "before": before,
     }
     try:
-        output.mkdir(parents=True, exist_ok=True)
         write_run(output, described)
     except OSError as error:
         raise OSError(

@@ -16,7 +16,8 @@ import random
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 
 from skipless.files import open_regular, read_document, write_new
-from skipless.record import RUN
+from skipless.record import RUN, require_run_folder
 
 FOLDER = "checkpoints"
 MODEL, AVERAGE = "model.safetensors", "average.safetensors"
@@ -81,11 +82,13 @@ class Checkpoints:
         path = self.folder / f"step-{checkpoint.step:08d}"
         partial = path.with_name(path.name + ".partial")
         for interrupted in self.folder.glob("*.partial"):  # by a power cut, or SIGKILL
-            shutil.rmtree(interrupted, ignore_errors=True)
+            _remove(interrupted)
+        require_run_folder(self.folder.parent)
         try:
-            partial.mkdir(parents=True)
+            self.folder.mkdir(exist_ok=True)
+            partial.mkdir()
             _write_files(partial, checkpoint)
-            shutil.rmtree(path, ignore_errors=True)  # a damaged one
+            _remove(path)  # a damaged one
             partial.rename(path)
             _fsync_folder(self.folder)
         except OSError as error:
@@ -99,22 +102,41 @@ class Checkpoints:
         past = [path for path in self.paths() if _step(path) <= checkpoint.step]
         for old in _folders(self.folder):
             if old not in past[-self.keep :]:
-                shutil.rmtree(old, ignore_errors=True)
+                _remove(old)
         return path
 
-    def load_newest(self) -> Checkpoint | None:
-        """The newest intact checkpoint, or None; warns of damaged ones."""
+    def load_newest(
+        self, restore: Callable[[Checkpoint], None] = lambda checkpoint: None
+    ) -> Checkpoint | None:
+        """The newest intact checkpoint that `restore` takes, or None; warns of the others.
+
+        If all that are intact are refused, this is another run, and its checkpoints are not ours to
+        replace: then it raises.
+        """
+        unfit = None
         for path in reversed(self.paths()):
+            found = None
             try:
-                return _load(path)
-            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+                found = _load(path)
+                restore(found)
+                return found
+            except (MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # whatever libraries run into in files made to harm them
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                unfit = unfit if found is None else reason
                 self._damaged.add(path)
                 warnings.warn(
-                    f"The checkpoint {path} is damaged ({error}). Using the one before it: "
+                    f"The checkpoint {path} is damaged ({reason}). Using the one before it: "
                     f"{self.describe_newest()}.",
                     DamagedCheckpointWarning,
                     stacklevel=2,
                 )
+        if unfit is not None:
+            raise ValueError(
+                f"No checkpoint in {self.folder} fits the run that {RUN} describes: {unfit}. "
+                f"Restore {RUN}, or start a new run with another --output."
+            )
         return None
 
     def paths(self) -> list[Path]:
@@ -217,6 +239,9 @@ def _serialize(weights: Mapping[str, Tensor]) -> bytes:
 def _load(path: Path) -> Checkpoint:
     sums = _manifest(path)
     files = {name: _read_verified(path, name, sums) for name in sums}
+    with zipfile.ZipFile(io.BytesIO(files[STATE])) as members:
+        if sum(member.file_size for member in members.infolist()) > len(files[STATE]):
+            raise ValueError(f"{STATE} is compressed, which torch.save never does")
     state = torch.load(io.BytesIO(files[STATE]), map_location="cpu", weights_only=True)
     if state["step"] != _step(path):
         raise ValueError(f"it is that of step {state['step']}")
@@ -243,6 +268,13 @@ def _read_verified(folder: Path, name: str, sums: Mapping[str, str]) -> bytes:
 def _folders(top: Path) -> list[Path]:
     found = top.iterdir() if top.is_dir() else ()  # glob would take an unreadable folder for empty
     return sorted((path for path in found if re.fullmatch(r"step-\d+", path.name)), key=_step)
+
+
+def _remove(folder: Path) -> None:
+    """Delete a folder as far as possible; of a link, only the link."""
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _step(path: Path) -> int:

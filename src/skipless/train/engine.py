@@ -23,10 +23,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from skipless.files import require_inside
+
 from .batches import Batches
-from .checkpoint import Checkpoint, Checkpoints, random_state, restore_random_state
+from .checkpoint import FOLDER, Checkpoint, Checkpoints, random_state, restore_random_state
 from .data import Data
-from .journal import RunLog
+from .journal import EVENTS, RunLog
 from .process import Interruption, Process, distribute, no_sync
 from .settings import Schedule, Settings
 
@@ -153,6 +155,8 @@ class Engine:
 
         With `resume`, start from the newest checkpoint there, if there is one.
         """
+        for own in (FOLDER, EVENTS):
+            require_inside(folder / own, folder)
         checkpoints = Checkpoints(folder, self.settings.keep)
         torch.manual_seed(self.settings.seed + 1_000_003 * self.process.rank)  # for dropout
         self._start(checkpoints, resume)
@@ -172,9 +176,8 @@ class Engine:
         with warnings.catch_warnings():
             if not self.process.is_main:  # one warning of damage is enough
                 warnings.simplefilter("ignore")
-            found = checkpoints.load_newest() if resume else None
-        if found is not None:
-            self._restore(found)
+            if resume:
+                checkpoints.load_newest(self._restore)
         if len(set(self.process.all_gather(self.step))) > 1:
             raise OSError(
                 f"The processes find different checkpoints in {checkpoints.folder}. It must be on "
@@ -349,16 +352,38 @@ class Engine:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
+        if (self.average is None) != (checkpoint.average is None):
+            raise ValueError("a moving average is in only one of checkpoint and run")
         self.model.load_state_dict(checkpoint.weights)
-        self.optimizer.load_state_dict(state["optimizer"])
+        _load_optimizer(self.optimizer, state["optimizer"])
         if self.average is not None and checkpoint.average is not None:
             self.average.module.load_state_dict(checkpoint.average)
             self.average.n_averaged.fill_(state["averaged"])
-        self.step, self.seconds = checkpoint.step, state["seconds"]
+        self.step, self.seconds = checkpoint.step, float(state["seconds"])
         if len(state["processes"]) == self.process.world:
             own = state["processes"][self.process.rank]
             restore_random_state(own["random"], self.process.device)
             self.window = LogWindow.restored(own["window"], self.process.device)
+
+
+def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Restore the optimiser; raise where it would fail later, at its next step."""
+    for own, given in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        for name in own.keys() - {"params"}:
+            kinds = {
+                float if type(value) is int else type(value) for value in (own[name], given[name])
+            }
+            if len(kinds) > 1:
+                raise ValueError(
+                    f"the optimiser's {name} is {given[name]!r:.50}, not {own[name]!r}"
+                )
+    optimizer.load_state_dict(state)
+    for parameter, own in optimizer.state.items():
+        for name, value in own.items():
+            if isinstance(value, str):
+                raise ValueError(f"the optimiser's {name} is text")
+            if isinstance(value, Tensor) and value.dim() and value.numel() != parameter.numel():
+                raise ValueError(f"the optimiser's {name} has the shape {tuple(value.shape)}")
 
 
 def clip_by_unit_(model: nn.Module, ratio: float) -> None:

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import torch
 
-from skipless.record import Json, MetricsFile, number
+from skipless.record import Json, MetricsFile, number, require_run_folder
+
+EVENTS = "tensorboard"
 
 _PACKAGES = ("skipless", "torch", "numpy", "scipy", "pytorch-optimizer", "pillow")
 _BAR = {
@@ -40,7 +42,7 @@ class RunLog(AbstractContextManager["RunLog"]):
         from tqdm import tqdm
 
         self._newest_checkpoint = newest
-        self._metrics, events = MetricsFile(folder), folder / "tensorboard"
+        self._metrics, events = MetricsFile(folder), folder / EVENTS
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         with self._explain_os_errors():
             rows = self._metrics.rewind(step)
@@ -102,6 +104,7 @@ class RunLog(AbstractContextManager["RunLog"]):
         try:
             yield
         except OSError as error:
+            require_run_folder(self._metrics.path.parent)
             raise OSError(
                 f"Cannot write metrics to {self._metrics.path.parent}: {error.strerror or error}. "
                 f"The newest checkpoint is {self._newest_checkpoint()}. Free some space, then "
