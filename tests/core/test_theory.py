@@ -45,7 +45,7 @@ from skipless.core.theory import (
 Map = Callable[[float], float]
 GRID = np.linspace(-1.0, 1.0, 41)
 ROUNDING = 1e-12  # of a difference quotient over a step of the grid, after some layers
-shortcut_weights = st.floats(-1.0, 1.0)
+shortcut_weights = st.floats(0.0, 1.0)
 slopes = st.floats(0.0, 1.0)
 networks = (
     st.builds(Graph.chain, st.integers(1, 30))

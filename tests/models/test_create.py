@@ -278,8 +278,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
             {"norm": "none"},
             "q grows with every block of resnet18. Give a shortcut_weight",
         ),
-        ("resnet18", {"shortcut_weight": 1.5}, "must be in [-1, 1], got 1.5"),
-        ("resnet18", {"shortcut_weight": math.nan}, "must be in [-1, 1], got nan"),
+        ("resnet18", {"shortcut_weight": 1.5}, "must be in [0, 1), got 1.5"),
+        ("resnet18", {"shortcut_weight": math.nan}, "must be in [0, 1), got nan"),
         ("resnet18", {"norm": "group"}, "must be one of none, batch, layer, got 'group'"),
         ("resnet18", {"stem": "mnist"}, "stem must be one of imagenet, cifar, got 'mnist'"),
         ("resnet18", {"method": TAT()}, "TAT cannot shape a network with ordinary sums"),
@@ -318,7 +318,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         (
             "resnet18",
             {"shortcut_weight": "0"},
-            "must be a number in [-1, 1], such as 0.8, or None, got '0'",
+            "must be a number in [0, 1), such as 0.8, or None, got '0'",
         ),
         (
             "resnet18",

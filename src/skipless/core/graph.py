@@ -71,6 +71,8 @@ class Concat:
         object.__setattr__(self, "widths", widths)
 
 
+_MOST = 10**6  # layers of a standard graph: hundreds of MB
+
 Node = Input | Affine | Nonlinearity | Sum | Concat
 
 
@@ -142,16 +144,18 @@ class Graph:
 
         $$x^{l+1} = w\,x^l + \sqrt{1-w^2}\,\mathcal{R}(x^l)$$
 
-        where R is `branch_depth` times an activation followed by an affine map.
+        where R is `branch_depth` times an activation followed by an affine map, and w is in
+        [0, 1]: at 1, nothing but the stem is left.
 
         >>> Graph.residual(16, shortcut_weight=0.8)
         Graph(114 nodes, 48 activations, depth 48)
         """
         _require_count("blocks", blocks)
         _require_count("branch_depth", branch_depth)
+        _require_count("blocks times branch_depth", blocks * branch_depth)
         require_number("shortcut_weight", shortcut_weight)
-        if not -1.0 <= shortcut_weight <= 1.0:
-            raise GraphError(f"shortcut_weight must be in [-1, 1], got {shortcut_weight:g}")
+        if not 0.0 <= shortcut_weight <= 1.0:
+            raise GraphError(f"shortcut_weight must be in [0, 1], got {shortcut_weight:g}")
         weights = (shortcut_weight, math.sqrt(1.0 - shortcut_weight**2))
         builder = GraphBuilder()
         x = builder.affine(builder.input())
@@ -276,12 +280,12 @@ class GraphBuilder:
 def _require_count(name: str, count: object) -> None:
     if not isinstance(count, Integral) or isinstance(count, bool):
         raise TypeError(f"{name} must be an integer, got {count!r} (for example 100)")
-    if count < 1:
-        raise GraphError(f"{name} must be at least 1, got {count}")
+    if not 1 <= int(count) <= _MOST:
+        raise GraphError(f"{name} must be from 1 to {_MOST}, got {count}")
 
 
 def require_number(name: str, value: object) -> None:
-    if not isinstance(value, Real):
+    if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r} (for example 0.8)")
 
 

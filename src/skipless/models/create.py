@@ -53,6 +53,7 @@ _WELL_KNOWN = (
     *(f"resnet{depth}" for depth in RESNETS),
     *(f"wide_resnet{depth}" for depth in (16, 28, 40, 100, 142, 202, 304)),
 )
+_MAX_DEPTH = 100_000
 _MAX_CHANNELS = 2**24  # of a first stage: the bytes of any later layer still fit 63 bits
 _DEFAULT_ACTIVATION = {TAT: "leaky_relu", DKS: "softplus", EOC: "relu"}
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
@@ -60,7 +61,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "in_chans": ((Integral,), "an integer, such as 3"),
     "img_size": ((Integral,), "an integer for both sides, such as 224, or a pair"),
     "width": ((Real, NoneType), "a number, such as 2, or None"),
-    "shortcut_weight": ((Real, NoneType), "a number in [-1, 1], such as 0.8, or None"),
+    "shortcut_weight": ((Real, NoneType), "a number in [0, 1), such as 0.8, or None"),
     "negative_slope": ((Real, NoneType), "a number, such as 0.25, or None"),
     "method": ((TAT, DKS, EOC, NoneType), "a method, such as TAT(eta=0.9)"),
     "drop_rate": ((Real,), "a probability below 1, such as 0.2"),
@@ -103,7 +104,7 @@ def create_model(
     | form          | `shortcut_weight` | `norm`               | activation and weights        |
     |---------------|-------------------|----------------------|-------------------------------|
     | standard      | None              | "batch" (or "layer") | ReLU, $\sigma_w = \sqrt 2$    |
-    | rescaled      | $w$ in [-1, 1]    | "none"               | solved for `method`           |
+    | rescaled      | $w$ in [0, 1)     | "none"               | solved for `method`           |
     | vanilla       | 0 (MLP: None)     | "none"               | solved for `method`           |
     | shortcut-free | 0 (MLP: None)     | "batch" or "layer"   | ReLU, $\sigma_w = \sqrt 2$    |
 
@@ -185,6 +186,8 @@ def parse_name(name: str) -> tuple[str, int]:
             "any depth 6n + 4 (wide_resnet100)."
         )
     family, depth = found[1], int(found[2])
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"{family} has at most {_MAX_DEPTH} layers, got {name}")
     if family == "wide_resnet" and (depths := nearest_wide_depths(depth)) != (depth,):
         nearest = " or ".join(f"wide_resnet{valid}" for valid in depths)
         raise ValueError(
@@ -294,9 +297,9 @@ def _plan(
                 f"{_MAX_CHANNELS}, such as 256, got {units}"
             )
         return MLPPlan(depth, int(units), norm or "none")
-    if shortcut_weight is not None and not -1.0 <= shortcut_weight <= 1.0:
+    if shortcut_weight is not None and not 0.0 <= shortcut_weight < 1.0:
         raise ValueError(
-            f"shortcut_weight must be in [-1, 1], got {shortcut_weight:g} (0 for no shortcuts, "
+            f"shortcut_weight must be in [0, 1), got {shortcut_weight:g} (0 for no shortcuts, "
             "0.8, or None for ordinary sums)"
         )
     if shortcut_weight is None and norm == "none":
