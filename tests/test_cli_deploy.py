@@ -202,7 +202,7 @@ def test_a_run_whose_data_is_missing_needs_only_the_shape_of_a_sample(run: Path)
         load_candidate(str(run), gone)
     without = load_candidate(str(run), gone, (1, 8, 8))
     assert isinstance(without.data, Missing)
-    assert "the run's data was not found" in str(without.data)
+    assert "the run's data cannot be loaded" in str(without.data)
     assert without.model(without.examples(2)).shape == (2, 10)
 
 
@@ -377,7 +377,7 @@ def test_the_report_names_the_operation_whose_shape_is_unknown(
         (("mlp:3", "--input", "3x8"), "--input must be a shape such as 3,32,32, got '3x8'"),
         (("mlp:3", "--data", "digits", "--input", "1,8,8"), "--input does not apply to digits"),
         (("mlp:3", "--data-folder", "x"), "--data-folder needs --data"),
-        (("mlp:3", "--batch-size", "0"), "--batch-size must be at least 1, got 0"),
+        (("mlp:3", "--batch-size", "0"), "--batch-size must be from 1 to 65536, got 0"),
         (("mlp:3", "--output", "{here}/a.pt"), "a.pt is a file. Name a folder"),
         (("no_such_package:net",), "importing no_such_package failed"),
         (("own_networks:own",), "--input 3,32,32"),

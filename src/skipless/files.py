@@ -13,6 +13,7 @@ import os
 import reprlib
 import stat
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -200,6 +201,47 @@ def create_folder(folder: Path) -> None:
         raise OSError(
             f"Cannot create the folder {folder}: {error.strerror or error}. Name another one."
         ) from error
+
+
+def user_path(text: str | Path) -> Path:
+    """The path that a user wrote, where ~ is a home folder."""
+    if "\0" in str(text):
+        raise ValueError(f"A path has no zero bytes, got {str(text)!r}. Name another one.")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError(
+            f"The home folder in {text} is unknown: there is no user {Path(text).parts[0]}. Write "
+            "the path in full."
+        ) from None
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[None]:
+    """While entered, `folder` exists; after an error, what was created and is empty goes."""
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        create_folder(folder)
+        yield
+    except BaseException:
+        for path in created:
+            with suppress(OSError):
+                path.rmdir()
+        raise
+
+
+@contextmanager
+def filled_folder(folder: Path) -> Iterator[Path]:
+    """A new folder, whose files move to `folder` in the end; an error leaves nothing behind."""
+    with new_folder(folder), tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as scratch:
+        try:
+            yield Path(scratch)
+            for file in Path(scratch).iterdir():
+                file.replace(folder / file.name)
+        except OSError as error:
+            if error.errno is not None:
+                error.filename, error.filename2 = str(folder), None  # a full disk has no name
+            raise
 
 
 def require_inside(path: Path, top: Path) -> None:

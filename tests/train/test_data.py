@@ -198,7 +198,7 @@ def test_a_comma_says_what_an_x_says() -> None:
         ("imagefolder", "is named imagefolder:PATH, got 'imagefolder'"),
         ("imagefolder:", "is named imagefolder:PATH, got 'imagefolder:'"),
         ("synthetic:3x32", "synthetic:SHAPE[:CLASSES[:SAMPLES]]"),
-        ("synthetic:3x32x0", "in positive integers, such as"),
+        ("synthetic:3x32x0", "in positive integers below 10^9, such as"),
         ("synthetic:3x32x32:10:5:1", "synthetic:SHAPE[:CLASSES[:SAMPLES]]"),
     ],
 )

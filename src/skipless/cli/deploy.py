@@ -11,13 +11,15 @@ from typing import Any
 
 import click
 
+from skipless.files import filled_folder
 from skipless.runs.configuration import NetworkOptions
 
-from . import output_option, print_warnings, requires
+from . import Text, output_option, print_warnings, requires
 from .kernels import parse_shape
 from .train import configuration_options
 
 _STEPS = 11  # at most
+_MOST_SAMPLES, _MOST_SECONDS = 2**16, 86_400
 _OPTIONS = {own.name for own in fields(NetworkOptions)} - {"model"}
 _OPTIONS |= {"data_folder", "image_size", "normalize", "seed"}
 
@@ -34,6 +36,7 @@ _OPTIONS |= {"data_folder", "image_size", "normalize", "seed"}
 )
 @click.option(
     "--against",
+    type=Text(),
     help="Network to compare with, in its standard form, or package.module:factory.  "
     "[default: the BatchNorm network of the same depth]",
 )
@@ -79,22 +82,25 @@ def deploy(
     given = {name: value for name, value in options.items() if value is not None}
     if output is not None and output.exists() and not output.is_dir():
         raise FileExistsError(f"--output {output} is a file. Name a folder.")
-    if batch_size < 1:
-        raise click.UsageError(f"--batch-size must be at least 1, got {batch_size}")
-    if not seconds >= 0.0:
-        raise click.UsageError(f"--seconds must be >= 0, got {seconds}")
+    if not 1 <= batch_size <= _MOST_SAMPLES:
+        raise click.UsageError(f"--batch-size must be from 1 to {_MOST_SAMPLES}, got {batch_size}")
+    if not 0.0 <= seconds <= _MOST_SECONDS:
+        raise click.UsageError(f"--seconds must be from 0 to {_MOST_SECONDS}, got {seconds:g}")
     with requires("deploy", "deploy,train"):
         from skipless.runs import candidates, deploy
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in model).strip("-.")
     folder = output or Path("deployed") / (name or "model")
-    request = deploy.DeployRequest(folder, batch_size, int8, against, seconds)
     try:
         with print_warnings(), _progress(quiet) as on_step:
+            candidates.require_peer(against)
             candidate = candidates.load_candidate(model, given, parse_shape(shape), average=average)
-            found = deploy.deploy(candidate, request, on_step)
+            with filled_folder(folder) as new:
+                request = deploy.DeployRequest(new, batch_size, int8, against, seconds)
+                found = deploy.deploy(candidate, request, on_step)
+                answer = deploy.write_report(found, new)
     except (RuntimeError, TypeError, NotImplementedError) as error:  # of a user's own network
         raise ValueError(str(error)) from error
-    answer = deploy.write_report(found, folder)
+    answer += f"\n\nFiles: {folder}\nPage: {folder / deploy.PAGE}"
     click.echo(json.dumps(asdict(found), indent=2) if as_json else answer)
     return 0
 

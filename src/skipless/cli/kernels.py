@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,12 +16,15 @@ import click
 from skipless.runs.configuration import METHODS, TARGETS, MethodName, build_method, flag
 from skipless.tables import table
 
-from . import Command, Decorator, output_option, print_warnings, requires
+from . import Command, Decorator, Text, output_option, print_warnings, requires
 
 if TYPE_CHECKING:
     from skipless.core.graph import Graph
 
 LawName = Literal["orthogonal", "gaussian"]
+
+_MOST_UNITS, _MOST_SEEDS = 2**16, 10_000
+_MOST_NUMBERS = 2**28  # of a sample: a GiB, which two layers make many of
 
 _method_option = click.option(
     "--method",
@@ -44,12 +49,17 @@ def _shaping_options(command: Command) -> Command:
         ("--tau", float, "TAT with smooth activations: C_f''(1).  [default: 0.3]"),
         ("--eta", float, "TAT with leaky ReLU: C_f(0).  [default: 0.9, less if shallow]"),
     ):
-        command = click.option(name, type=kind, is_flag=kind is None, help=help_)(command)
+        if kind is None:
+            command = click.option(name, is_flag=True, help=help_)(command)
+        else:  # is_flag=False would let click take the option without a value
+            command = click.option(name, type=kind, help=help_)(command)
     return command
 
 
 def _activation_option(default: str) -> Decorator:
-    return click.option("--activation", help=f"Activation function.  [default: {default}]")
+    return click.option(
+        "--activation", type=Text(), help=f"Activation function.  [default: {default}]"
+    )
 
 
 @click.command()
@@ -154,7 +164,7 @@ def plot(
     from skipless.runs.kernels import c_map_curve
 
     graph, curves = _graph(model, shortcut_weight, shape), []
-    unreached: list[UnreachableTargetError] = []
+    unreached: dict[str, UnreachableTargetError] = {}
     chosen = methods or METHODS
     for name, given in targets.items():
         if given is not None and not any(name in TARGETS[m] for m in chosen):
@@ -168,10 +178,11 @@ def plot(
         except UnreachableTargetError as error:
             if methods:
                 raise
-            unreached.append(error)
-            click.echo(f"note: {name} is left out. {error}", err=True)
+            unreached[name] = error
     if not curves:
-        raise unreached[0]
+        raise next(iter(unreached.values()))
+    for name, error in unreached.items():
+        click.echo(f"note: {name} is left out. {error}", err=True)
     try:
         click.echo(draw_c_maps(curves, f"C maps of {model}", output))
     except ModuleNotFoundError:
@@ -238,6 +249,14 @@ def check(
     from skipless.runs.kernels import default_activation
 
     figure, note = output, None
+    for name, least, most, given in (
+        *(("width", 2, _MOST_UNITS, width) for width in widths),
+        ("seeds", 2, _MOST_SEEDS, seeds),
+        ("tolerance", 0, sys.float_info.max, tolerance),
+    ):
+        if not least <= given <= most:
+            end = f"from {least} to {most}" if isinstance(most, int) else "finite and >= 0"
+            raise click.UsageError(f"--{name} must be {end}, got {given}")
     try:
         require_figure_path(output)
     except ModuleNotFoundError as error:
@@ -265,9 +284,12 @@ def parse_shape(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     sizes = [size.strip() for size in text.split(",")]
-    if not all(size.isascii() and size.isdigit() and int(size) for size in sizes):
+    if not all(re.fullmatch("0*[1-9][0-9]{0,9}", size) for size in sizes):
         raise click.UsageError(f"--input must be a shape such as 3,32,32, got {text!r}")
-    return tuple(map(int, sizes))
+    shape = tuple(map(int, sizes))
+    if math.prod(shape) > _MOST_NUMBERS:
+        raise click.UsageError(f"--input must have at most 2^28 numbers in all, got {text}")
+    return shape
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from skipless.record import LOCK, METRICS, RUN, Record
+from skipless.runs.configuration import flag
 from skipless.tables import table
 
-from . import output_option, print_warnings, requires
+from . import Text, UserPath, output_option, print_warnings, requires
 
 if TYPE_CHECKING:
     from skipless.paper.item import Item
@@ -37,13 +38,16 @@ _RECORDS = "the folder of a run (with run.json), of several, or *.jsonl of skipl
 )
 @click.option(
     "--storage",
+    type=Text(),
     help="Optuna's RDB URL, such as postgresql://..., to share one item among machines.  "
     "[default: a file in --output]",
 )
 @click.option("--workers", type=int, help="Parallel runs on this machine.  [default: its cores]")
 @click.option("--seeds", type=int, help="Seeds per setting.  [default: depends on the item]")
-@click.option("--data", help="Data for every run, such as imagefolder:PATH for --scale full.")
-@click.option("--data-folder", help="Folder with the data files.")
+@click.option(
+    "--data", type=Text(), help="Data for every run, such as imagefolder:PATH for --scale full."
+)
+@click.option("--data-folder", type=Text(), help="Folder with the data files.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), help="Device for every run."
 )
@@ -75,13 +79,30 @@ def reproduce(
     with requires("reproduce", "train"):
         from skipless.paper import ITEMS, reproduce
     if listed:
+        for given in (*names, storage, workers, seeds, output, *options.values()):
+            if given is not None:
+                raise click.UsageError(f"--list lists all items: drop {given}")
         click.echo(table(*reproduce.overview()))
         return
     chosen = _select_items(names, ITEMS)
     for name, count in (("--workers", workers), ("--seeds", seeds)):
         if count is not None and not 1 <= count <= _MOST:
             raise click.UsageError(f"{name} must be from 1 to {_MOST}, got {count}")
+    if storage is not None and "://" not in storage:
+        raise click.UsageError(f"--storage must be a URL such as postgresql://..., got {storage!r}")
     given = {name: value for name, value in options.items() if value is not None}
+    computed = [item.name for item in chosen if item.compute is not None]
+    if computed == [item.name for item in chosen]:
+        for name, value in {
+            "seeds": seeds,
+            "workers": workers,
+            "storage": storage,
+            **given,
+        }.items():
+            if value is not None:
+                raise click.UsageError(
+                    f"{flag(name)} does not apply to {computed[0]}: it has no runs"
+                )
     place = reproduce.Place(output or Path("runs") / "reproduce" / scale, storage, workers)
     for item in chosen:
         with print_warnings():
@@ -102,7 +123,7 @@ def _select_items(names: tuple[str, ...], items: dict[str, Item]) -> list[Item]:
 
 
 @click.command()
-@click.argument("records", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("records", nargs=-1, required=True, type=UserPath())
 @output_option("The page, a self-contained file ending in .html.", "report.html")
 def report(records: Sequence[Path], output: Path) -> None:
     """Show RECORDS side by side on one HTML page.
@@ -167,7 +188,7 @@ def _find_at(path: Path) -> tuple[list[Record], list[Path]]:
         return [], [path]
     if not path.is_dir():
         raise ValueError(f"{path} is not a record. Name {_RECORDS}.")
-    folders = {file.parent for file in path.rglob(RUN)}
+    folders = {file.parent for file in path.rglob(RUN) if file.is_file()}
     found = sorted(file for file in path.rglob("*.jsonl") if file.name != METRICS)
     files = [file for file in found if file.parent not in folders]
     own = {folder for folder in folders if not (folder / LOCK).exists()}

@@ -2,8 +2,7 @@
 
 import sys
 import types
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -14,7 +13,7 @@ from skipless.record import RUN, Record, number
 from skipless.runs.configuration import Configuration, alternatives, flag, options, read_options
 from skipless.tables import table
 
-from . import Command, output_option, print_warnings, requires
+from . import Command, Text, UserPath, output_option, print_warnings, requires
 
 _SHORT = {"model": "-m", "data": "-d"}
 
@@ -32,6 +31,7 @@ def configuration_options(command: Command, only: Collection[str] | None = None)
         type_ = click.Choice(get_args(kind)) if get_origin(kind) is Literal else kind
         if kind is bool:
             names, type_ = [f"{flag(name)}/--no-{flag(name)[2:]}"], None
+        type_ = Text() if type_ is str else type_
         command = click.option(*names, name, type=type_, default=None, help=help_)(command)
     return command
 
@@ -41,7 +41,7 @@ def configuration_options(command: Command, only: Collection[str] | None = None)
 @click.option(
     "--config",
     "file",
-    type=click.Path(path_type=Path),
+    type=UserPath(),
     help="TOML, YAML or JSON file with any of these options; the command line wins.",
 )
 @output_option("Folder of the run.  [default: runs/TIME-MODEL-DATA]")
@@ -66,31 +66,42 @@ def train(
     """  # noqa: D301
     given = {name: value for name, value in options.items() if value is not None}
     layers = [*([] if file is None else [read_options(file)]), given]
-    if output is not None and not output.name:
+    for own in layers:
+        if own.get("steps") is not None and own.get("epochs") is not None:
+            raise click.UsageError(
+                f"--steps {own['steps']} and --epochs {own['epochs']} contradict each other. Drop "
+                "one."
+            )
+    if output is not None and output.name in ("", ".."):
         raise click.UsageError(f"--output must name a folder for the run, got {str(output)!r}")
     if resume and output is None:
         raise click.UsageError("--resume needs --output, the folder of the run")
     configuration = _configuration(layers, output if resume else None)
-    note = None
+    notes: list[str] = []
     resumes = resume and output is not None and (output / RUN).is_file()
     if configuration.clip is not None and not resumes and not any("clip" in own for own in layers):
-        note = (
+        notes.append(
             f"gradients are clipped at norm {configuration.clip:g}, as by default for SGD without "
             f"normalisation layers; learning rate {configuration.lr:g}. --clip none turns it off."
+        )
+    if configuration.norm == "layer" and configuration.method is not None and not resumes:
+        notes.append(
+            f"--norm layer normalises each sample besides what --method {configuration.method} "
+            "does, which solves for the network without it. --norm none leaves it out."
         )
     with requires("train", "train"):
         from skipless.runs import training
     if dry_run:
-        with print_warnings(), _explain_out_of_memory():
+        with print_warnings():
             run, memory = training.dry_run(configuration)
         click.echo(training.format_dry_run(run, memory))
-        if note is not None:
+        for note in notes:
             click.echo(f"\nnote: {note}")
         return 0
-    words = f"{configuration.model}-{configuration.data}".replace(":", "").replace("/", "_")
+    words = f"{configuration.model}-{configuration.data}".replace(":", "").replace("/", "_")[:80]
     folder = output or Path("runs") / f"{datetime.now():%Y-%m-%dT%H-%M-%S}-{words}"
-    with print_warnings(), _explain_out_of_memory():
-        ending, record = training.train(configuration, folder, resume=resume, note=note)
+    with print_warnings():
+        ending, record = training.train(configuration, folder, resume=resume, notes=notes)
     if record is not None and ending.finished:
         click.echo(_format_summary(record))
     elif record is not None:
@@ -99,21 +110,6 @@ def train(
             f"with: skipless train --resume --output {folder}"
         )
     return 0
-
-
-@contextmanager
-def _explain_out_of_memory() -> Iterator[None]:
-    """Say what to do when memory runs out; on CPUs, PyTorch raises a bare RuntimeError then."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        words = " ".join(str(error).split())
-        if not isinstance(error, MemoryError) and "memory" not in words:
-            raise
-        raise OSError(
-            f"Out of memory ({words[:200]}). Lower --batch-size, raise --accumulate, or use a "
-            "smaller network; --dry-run estimates the memory."
-        ) from None
 
 
 def _configuration(layers: list[dict[str, Any]], resumed: Path | None) -> Configuration:
@@ -125,12 +121,23 @@ def _configuration(layers: list[dict[str, Any]], resumed: Path | None) -> Config
         if not isinstance(before, dict):
             raise ValueError(f"{resumed / RUN} has no configuration. Restore it to resume the run.")
         given = {name: value for layer in layers for name, value in layer.items()}
-        return Configuration.of(before).resume_with(given)
+        try:
+            started = Configuration.of(before)
+        except ValueError as error:
+            raise ValueError(f"{resumed / RUN} is damaged, restore it: {error}") from None
+        return started.resume_with(given)
+    has_checkpoints = (resumed / "checkpoints").is_dir()
+    if not any(layers) and has_checkpoints:
+        raise click.UsageError(
+            f"{resumed / RUN} is missing. Restore it, or give the options that the run started "
+            "with."
+        )
     if not any(layers):
         raise click.UsageError(
             f"There is no run in {resumed} to resume. Name the folder of a run, or drop --resume."
         )
-    click.echo(f"note: there is no run in {resumed} yet; starting a new one", err=True)
+    if not has_checkpoints:
+        click.echo(f"note: there is no run in {resumed} yet; starting a new one", err=True)
     return Configuration.of_new_run(*layers)
 
 
@@ -150,7 +157,7 @@ def _format_summary(record: Record) -> str:
 @click.argument("name", required=False)
 @click.option(
     "--folder",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=UserPath(file_okay=False),
     help="Folder of its files.  [default: under $SKIPLESS_DATA or ~/.cache/skipless]",
 )
 @click.option(
@@ -179,8 +186,19 @@ def data(
         from skipless.train.fetch import fetch_data, overview, verify_data
 
     if name is None:
+        for option, given in (
+            ("--verify", only_verify),
+            ("--folder", folder),
+            ("--source", source),
+        ):
+            if given:
+                raise click.UsageError(f"{option} needs a NAME, such as: skipless data cifar10")
         click.echo(table(["data", "where"], overview()))
+    elif name == "digits" and (folder or source):
+        raise click.UsageError("digits comes with scikit-learn: drop --folder and --source")
     elif only_verify:
+        if source is not None:
+            raise click.UsageError(f"--verify fetches nothing: drop --source {source}")
         click.echo(verify_data(name, folder))
     else:
         click.echo(fetch_data(name, folder, source, _show_progress))

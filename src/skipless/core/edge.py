@@ -64,7 +64,7 @@ def edge_of_chaos(activation: Activation, sigma_b: float) -> EdgePoint | None:
     if activation.degree == 1.0:  # with a bias, q would grow by σ_b² in every layer
         return EdgePoint(1.0, q_map(activation, 1.0) ** -0.5) if sigma_b == 0.0 else None
     grid = _grid(activation)
-    surplus = _bias_variance(_Q_VALUES, grid) - sigma_b**2
+    surplus = _bias_variance(_Q_VALUES, grid) - sigma_b * sigma_b  # inf where ** would raise
     stable = _q_slope(grid) <= 1.0
     found: list[tuple[float, EdgePoint]] = []
     # Where φ is linear around zero, the surplus there is rounding error.

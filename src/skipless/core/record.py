@@ -28,9 +28,11 @@ class UnsupportedModelError(ValueError):
     """The model computes something that has no Q and C maps."""
 
 
-def explain_failure(error: Exception, advice: str) -> str:
+def explain_failure(error: BaseException, advice: str) -> str:
     """Why a framework could not record a model, and what to do."""
     reason = (str(error).strip() or repr(error)).splitlines()[0].rstrip(".")
+    if isinstance(error, LookupError | SystemExit):  # whose texts are only a key, or a number
+        reason = repr(error)
     wants_more = "missing" in reason and "required" in reason  # arguments of the model
     return f"{reason}. {ONE_INPUT if wants_more else advice}."
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from skipless.files import create_folder, write_atomically
+from skipless.files import new_folder, write_atomically
 from skipless.record import Json, number
 from skipless.report.charts import c_map_chart, loss_chart
 from skipless.report.page import write_sections_page
@@ -42,13 +42,13 @@ def report_item(
     `seeds` and `options` replace those of the item; files go to the folder of `place`.
     """
     path = place.folder / f"{item.name}.jsonl"
-    create_folder(place.folder)
     if path.exists() and (before := Results.read(path).scale) != scale:
         raise FileExistsError(
             f"{path} holds results of the scale {before}, and would be overwritten by those of "
             f"{scale}. Name another --output, or remove them."
         )
-    results = run_item(item, scale, place, seeds, options)
+    with new_folder(place.folder):
+        results = run_item(item, scale, place, seeds, options)
     if not is_main():
         return ""
     section = build_section(item, results)

@@ -18,7 +18,7 @@ from skipless.train.data import Data, Subset
 from skipless.train.images import ImageSplit
 
 from .configuration import Configuration, NetworkOptions, flag, parse_model
-from .factories import call_factory
+from .factories import call_factory, import_factory
 from .training import (
     create_network,
     input_normalization,
@@ -95,6 +95,19 @@ def load_candidate(
     return build(model, options, shape)
 
 
+def require_peer(against: str | None) -> None:
+    """Raise unless `against` names a network that a candidate can be compared with."""
+    if against is None:
+        return
+    match parse_model(against):
+        case "factory":
+            import_factory(against)
+        case "network":
+            parse_name(against)
+        case "run":
+            raise ValueError(f"--against takes a network or package.module:factory, got {against}")
+
+
 def baseline(candidate: Candidate, against: str | None) -> Candidate | Missing:
     """The network to compare with: `against`, or the same with BatchNorm, ReLU and shortcuts."""
     own_width = None
@@ -167,11 +180,11 @@ def _read_candidate(
         data: Data | Missing = load_images(configuration)
         shape, classes = data.shape, data.num_classes
     except (ValueError, OSError, ImportError) as error:
-        data = Missing(f"the run's data was not found: {' '.join(str(error).split())}")
+        data = Missing(f"the run's data cannot be loaded: {' '.join(str(error).split())}")
         if shape is None:
             raise ValueError(
-                f"Cannot deploy {path}: {data} Give --data-folder, or the shape of a sample to do "
-                "without data, such as --input 3,32,32."
+                f"Cannot deploy {path}: {data.rstrip('.')}. Give --data-folder, or the shape of a "
+                "sample to do without data, such as --input 3,32,32."
             ) from error
     shape = _image_shape(shape)
     model = restore_network(configuration, shape, classes, weights, f"The network of {path}", run)
@@ -236,7 +249,7 @@ def _require_one_output(path: str, model: nn.Module, example: Tensor, data: Data
     try:
         with torch.no_grad():
             outputs = model(example)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"{path} raised {type(error).__name__} on a batch of shape {tuple(example.shape)}: "
             f"{error}. The first dimension is the batch; give another --input if the others are "

@@ -103,12 +103,6 @@ def check_widths(
     progress: Progress,
 ) -> dict[int | None, Check]:
     """The check of every network of the family, by width."""
-    narrowest = min((width for width in family.widths if width is not None), default=2)
-    if seeds < 2 or narrowest < 2 or not tolerance >= 0.0:
-        raise ValueError(
-            "check needs at least 2 seeds, widths of at least 2 and a tolerance >= 0, got "
-            f"{seeds} seeds, widths {family.widths} and a tolerance of {tolerance:g}"
-        )
     checks: dict[int | None, Check] = {}
     for width in family.widths:
         network = family.build(width)

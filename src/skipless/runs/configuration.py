@@ -180,20 +180,13 @@ class Configuration(Settings, OptimizerOptions, DataOptions, NetworkOptions):
     @classmethod
     def of(cls, *layers: Mapping[str, object]) -> Configuration:
         """The configuration with the values of all `layers`; later ones win."""
-        given = {
-            str(name).replace("-", "_"): value for own in layers for name, value in own.items()
-        }
-        known = options()
+        given = {name: value for own in layers for name, value in _check_values(own).items()}
         values: dict[str, Any] = {}
         nested: dict[str, dict[str, Any]] = {}
         for name, value in given.items():
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"Did you mean {close[0]}?" if close else f"Options: {', '.join(known)}."
-                raise ValueError(f"{name} is not an option of training. {hint}")
-            own = known[name]
+            own = options()[name]
             holder = values if own.group is None else nested.setdefault(own.group, {})
-            holder[own.field] = _check_value(name, value, own.type)
+            holder[own.field] = value
         for group, inner in nested.items():
             values[group] = replace(getattr(cls, group), **inner)
         return cls(**values)
@@ -285,7 +278,10 @@ def read_options(path: Path) -> dict[str, object]:
         raise ValueError(f"Cannot read the configuration {path}: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"The configuration {path} must map names to values, such as epochs to 90")
-    return found
+    try:
+        return _check_values(found)
+    except ValueError as error:
+        raise ValueError(f"In {path}: {error}") from None
 
 
 def _parse_yaml(text: str) -> object:
@@ -294,14 +290,30 @@ def _parse_yaml(text: str) -> object:
     return yaml.safe_load(text)
 
 
+def _check_values(given: Mapping[str, object]) -> dict[str, object]:
+    """The values by the names of options; raises at the first that is not one, or not its type."""
+    known, values = options(), {}
+    for written, value in given.items():
+        name = str(written).replace("-", "_")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {close[0]}?" if close else f"Options: {', '.join(known)}."
+            raise ValueError(f"{name} is not an option of training. {hint}")
+        values[name] = _check_value(name, value, known[name].type)
+    return values
+
+
 def _check_value(name: str, value: object, hint: Any) -> object:
     """The value, if it has the type of the option; an integer also does for a float."""
     for kind in alternatives(hint):
+        if isinstance(value, str) and not value.strip():
+            break
         if get_origin(kind) is Literal:
             if value in get_args(kind):
                 return value
         elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+            with suppress(OverflowError):
+                return float(value)
         elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
             return value
     raise ValueError(f"{name} must be {_describe_type(hint)}, got {reprlib.repr(value)}")

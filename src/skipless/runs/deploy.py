@@ -32,6 +32,7 @@ from skipless.train.process import cores
 from .candidates import Candidate, Missing, Shape, baseline
 
 ORIGINAL, FOLDED, INT8, BASELINE = "original", "folded", "int8", "against"
+PAGE = "report.html"
 _CALIBRATION, _MOST = 256, 5000  # samples
 _BATCH = 32
 _AGREES = 1e-4  # outputs, relative to the largest
@@ -138,14 +139,13 @@ def measure_accuracy(
 def deploy(
     candidate: Candidate, request: DeployRequest, on_step: Callable[[str], object]
 ) -> Deployment:
-    """Writes the files of `candidate` and measures them; `on_step` hears of every step."""
+    """Writes the files of `candidate` to a folder, and measures them; `on_step` hears of all."""
     require_onnx()
     if request.int8 and isinstance(candidate.data, Missing):
         raise ValueError(
             f"--int8 needs data for calibration, but there is none: {candidate.data}. Drop --int8 "
             "to do without."
         )
-    request.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         return _Files(candidate, request, Path(scratch), on_step).deploy()
 
@@ -264,7 +264,7 @@ class _Files:
 
 
 def write_report(given: Deployment, output: Path) -> str:
-    """Writes the report into `output` in all its forms; returns it as text."""
+    """Writes the report into the folder `output` in all its forms; returns it as text."""
     section = deployment_section(given)
     title = f"Deployed: {given.description}"
     printed = replace(
@@ -272,8 +272,8 @@ def write_report(given: Deployment, output: Path) -> str:
     )
     write_atomically(output / "report.json", json.dumps(asdict(given), indent=2) + "\n")
     write_atomically(output / "report.md", f"# {escape_markdown(title)}\n\n{markdown([section])}")
-    page = write_sections_page(output / "report.html", title, [section], summary=False)
-    return f"{section_text(printed)}\n\nFiles: {output}\nPage: {page}"
+    write_sections_page(output / PAGE, title, [section], summary=False)
+    return section_text(printed)
 
 
 def deployment_section(given: Deployment) -> Section:

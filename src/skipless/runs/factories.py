@@ -23,7 +23,7 @@ def import_factory(path: str) -> Callable[..., object]:
         sys.path.insert(0, here)
     try:
         module = import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"{path}: importing {module_name} failed: {type(error).__name__}: {error}. Check the "
             f"name (for {name} in {module_name}.py it is {path}), and run from its folder."
@@ -47,7 +47,7 @@ def call_factory(
     factory, arguments = import_factory(path), {} if width is None else {"width": width}
     try:
         result = factory(**arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"{path}{f' with {arguments}' if arguments else ''} raised "
             f"{type(error).__name__}: {error}"

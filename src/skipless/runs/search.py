@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -31,17 +31,17 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from skipless.files import create_folder, lock, read_document, write_atomically
+from skipless.files import lock, new_folder, read_document, write_atomically
 from skipless.record import LOCK, METRICS, Record
 from skipless.train.checkpoint import FOLDER as CHECKPOINTS
 from skipless.train.engine import DivergedError
 from skipless.train.journal import EVENTS
-from skipless.train.process import cores, exit_with_parent, process_group
+from skipless.train.process import cores, exit_with_parent, process_group, select_device
 
-from .configuration import Configuration, options
+from .configuration import Configuration, DataOptions, options
 from .outcome import Outcome, summarize_run
 from .study import SharedStudy
-from .training import train
+from .training import load_images, train
 
 OUTCOME = "outcome.json"
 
@@ -140,7 +140,12 @@ class Place:
     @property
     def url(self) -> str:
         """The URL of the data base."""
-        return self.storage or f"sqlite:///{(self.folder / 'studies.db').resolve()}"
+        return self.storage or f"sqlite:///{self.file.resolve()}"
+
+    @property
+    def file(self) -> Path:
+        """The data base, without a `storage`."""
+        return self.folder / "studies.db"
 
     def run(self, configuration: Configuration) -> Path:
         """The folder of a run, which all studies here share."""
@@ -220,10 +225,18 @@ def run_all(
 
 
 def _run_search(search: _Search) -> dict[str, Outcome]:
-    create_folder(search.place.folder)
-    with closing(search.open_study()) as shared, _terminable():
+    checked = search.place.storage is None and not search.place.file.exists()
+    if checked:
+        _require_data_and_devices(search.runs)
+    with (
+        new_folder(search.place.folder),
+        closing(search.open_study()) as shared,
+        _terminable(),
+    ):
         try:
             left = len(search.runs) - shared.done()
+            if left and not checked:
+                _require_data_and_devices(search.runs)
             workers = min(left, search.place.workers or torch.cuda.device_count() or cores())
             if workers > 1 and not _is_distributed():
                 _watch(search, shared, workers)
@@ -236,6 +249,15 @@ def _run_search(search: _Search) -> dict[str, Outcome]:
             ) from None
         outcomes = shared.outcomes()
     return {name: outcomes[name] for name in search.runs}
+
+
+def _require_data_and_devices(runs: Mapping[str, Configuration]) -> None:
+    """Raise if a run cannot start, before workers do."""
+    for device in {own.device for own in runs.values()}:
+        select_device(device)
+    names = [own.name for own in fields(DataOptions)]
+    for own in {tuple(getattr(own, n) for n in names): own for own in runs.values()}.values():
+        load_images(own)
 
 
 def _work(search: _Search, shared: SharedStudy, *, progress: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from skipless.core.network import fold
-from skipless.files import create_folder, lock
+from skipless.files import create_folder, lock, user_path
 from skipless.models import MLP, ResNet, create_model
 from skipless.models.create import parse_name
 from skipless.optim import KFACSettings, create_optimizer
@@ -22,7 +22,7 @@ from skipless.record import RUN, RUN_LOCK, Json, Record, write_run
 from skipless.tables import table
 from skipless.torch import normalize_per_location, normalize_per_sample
 from skipless.train.batches import Batches
-from skipless.train.checkpoint import TrainedWeights, find_checkpoint, load_weights
+from skipless.train.checkpoint import Checkpoints, TrainedWeights, find_checkpoint, load_weights
 from skipless.train.data import Data, load_data
 from skipless.train.engine import Engine, RunStatus, Teacher
 from skipless.train.journal import provenance
@@ -42,6 +42,8 @@ DEFAULT_RATES = {
     "kfac": 0.003,
 }
 _MOST_WORKERS = 16  # more than decode images as fast as a GPU takes them
+# No result depends on these; a teacher may have moved, but its checksum is compared.
+_OF_THE_MACHINE = {"channels_last", "threads", "log_every", "teacher"}
 _COSINES = (-1.0, 0.0, 0.5, 0.9)
 
 
@@ -68,15 +70,17 @@ def train(
     *,
     resume: bool = False,
     progress: bool = True,
-    note: str | None = None,
+    notes: Sequence[str] = (),
 ) -> tuple[RunStatus, Record | None]:
     """Trains in the folder `output`; returns how far the run came, and its record.
 
-    With `resume`, continue the run there from its newest checkpoint. A `note` is a warning once the
-    run is built. Under `torchrun`, only the first process warns and returns a record.
+    With `resume`, continue the run there from its newest checkpoint. The `notes` are warnings once
+    the run is built. Under `torchrun`, only the first process warns and returns a record.
     """
     with process_group(configuration.device, configuration.threads) as process, ExitStack() as held:
         claimed = _claim_folder(output, process, resume, held)
+        if resume:
+            _require_same_settings(output, configuration)
         run = build_run(configuration, process)
         if resume:
             _require_same_teacher(output, run.teacher_origin)
@@ -85,7 +89,7 @@ def train(
         if not claimed:
             _claim_folder(output, process, resume, held, new=True)
         if process.is_main:
-            if note is not None:
+            for note in notes:
                 warnings.warn(note, stacklevel=2)
             _write_run_json(configuration, run, process, output)
         ending = engine.run(output, resume=resume, progress=progress)
@@ -110,7 +114,7 @@ def build_run(configuration: Configuration, process: Process) -> Run:
     layout = torch.channels_last if channels_last else torch.preserve_format
     model = model.to(process.device)
     model = model.to(memory_format=layout)  # pyright: ignore[reportCallIssue] - torch takes it
-    lr = DEFAULT_RATES[configuration.optimizer] if configuration.lr is None else configuration.lr
+    lr = _learning_rate(configuration)
     optimizer = create_optimizer(
         configuration.optimizer,
         model,
@@ -133,12 +137,16 @@ def build_run(configuration: Configuration, process: Process) -> Run:
     return Run(model, optimizer, data, settings, normalize, teacher, origin)
 
 
+def _learning_rate(configuration: Configuration) -> float:
+    return DEFAULT_RATES[configuration.optimizer] if configuration.lr is None else configuration.lr
+
+
 def load_images(options: DataOptions) -> Data:
     """The data that `options` name."""
     folder = options.data_folder
     return load_data(
         options.data,
-        folder=None if folder is None else Path(folder).expanduser(),
+        folder=None if folder is None else user_path(folder),
         image_size=options.image_size,
         augment=options.augment,
         train_size=options.train_size,
@@ -206,6 +214,11 @@ def input_normalization(options: DataOptions) -> Callable[[Tensor], Tensor] | No
 
 def _kfac_settings(configuration: Configuration) -> KFACSettings:
     if configuration.optimizer == "kfac":
+        if (stride := configuration.kfac.input_stride) > configuration.batch_size:
+            raise ValueError(
+                f"--kfac-input-stride must be at most the batch size {configuration.batch_size}, "
+                f"got {stride}"
+            )
         return replace(configuration.kfac, seed=configuration.seed)
     for name, own in options().items():
         if own.group == "kfac" and own.value(configuration) != own.default:
@@ -254,7 +267,8 @@ def _claim_folder(
                 held.enter_context(lock(output / RUN_LOCK, wait=False))
             except BlockingIOError:
                 going_on = True
-        taken = (output / RUN).exists() and not resume
+        holds_run = (output / RUN).exists() or bool(Checkpoints(output).paths())
+        taken = holds_run and not resume
     flags = [going_on, taken, blocked, claimed]
     going_on, taken, blocked, claimed = process.any_rank(flags)
     if going_on:
@@ -324,7 +338,7 @@ def read_configuration(record: Record) -> Configuration:
         configuration = Configuration.of(known)
         parse_name(configuration.model)
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error} {remedy}") from None
+        raise ValueError(f"{path} is damaged: {str(error).rstrip('.')}. {remedy}") from None
     solution = record.run.get("solution")
     if configuration.clamp and isinstance(solution, dict) and solution.get("negative_slope") == 0.0:
         # Earlier versions always aimed for 0.9, and clamped to ReLU where that is out of reach.
@@ -392,6 +406,25 @@ def _require_same_teacher(output: Path, origin: dict[str, Json] | None) -> None:
             f"The run in {output} started with step {before.get('step')} of {before.get('run')} as "
             f"its teacher, got {now}. Name the original checkpoint by --teacher, or start a new "
             "run."
+        )
+
+
+def _require_same_settings(output: Path, configuration: Configuration) -> None:
+    """Raise if the checkpoints in `output` are of a run with settings that change its numbers."""
+    before, now = Checkpoints(output).settings(), configuration.as_mapping()
+    now["lr"] = _learning_rate(configuration)
+    names = [n for n, own in options().items() if not own.resumable and n not in _OF_THE_MACHINE]
+    if differing := [name for name in names if name in before and before[name] != now[name]]:
+        theirs, ours = (
+            ", ".join(
+                f"no {flag(n)}" if of[n] in (None, False) else f"{flag(n)} {of[n]}"
+                for n in differing
+            )
+            for of in (before, now)
+        )
+        raise ValueError(
+            f"The checkpoints in {output} are of a run with {theirs}, but it would resume with "
+            f"{ours}. Restore {output / RUN}, or give the options that the run started with."
         )
 
 

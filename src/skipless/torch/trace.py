@@ -290,7 +290,7 @@ def _export(
         warnings.simplefilter("ignore")
         try:
             return torch.export.export(model, (example,), dynamic_shapes=sizes, strict=False)
-        except (RuntimeError, TypeError, AttributeError, ValueError) as error:
+        except (Exception, SystemExit) as error:  # of the user's code, too
             advice = "Check that model(example) runs, and takes no branch by the values of tensors"
             raise UnsupportedModelError(
                 f"torch.export failed on {type(model).__name__} with input shape "

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skipless._install import not_installed
+from skipless.files import user_path
 
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
@@ -219,7 +220,7 @@ class DataFiles:
     def search_path(self, folder: Path | None) -> list[Path]:
         """`folder`, or else $SKIPLESS_DATA/NAME, ~/.cache/skipless/NAME, and the system's."""
         own = (default_folder(self.name), CACHE.expanduser() / self.name)
-        tops = [folder.expanduser()] if folder else [*dict.fromkeys(own), *self.system_folders]
+        tops = [user_path(folder)] if folder else [*dict.fromkeys(own), *self.system_folders]
         return [top / sub for top in tops for sub in ("", *self.subfolders)]
 
     def suffix_in(self, folder: Path) -> str | None:

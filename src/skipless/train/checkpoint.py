@@ -5,7 +5,7 @@ A run's folder has `checkpoints/step-00000500/` and so on, each with
 - `model.safetensors`: weights and buffers of the model,
 - `average.safetensors`: those of its moving average, if there is one,
 - `state.pt`: optimiser, position in schedule and data, random states,
-- `manifest.json`: the SHA-256 of each of them, which reveals damage.
+- `manifest.json`: the SHA-256 of each of them, which reveals damage, and the run's settings.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from skipless.files import open_regular, read_document, write_new
-from skipless.record import RUN, require_run_folder
+from skipless.files import open_regular, read_document, user_path, write_new
+from skipless.record import RUN, Json, require_run_folder
 
 FOLDER = "checkpoints"
 MODEL, AVERAGE = "model.safetensors", "average.safetensors"
@@ -56,6 +56,7 @@ class Checkpoint:
     weights: Mapping[str, Tensor]
     state: Mapping[str, Any]
     average: Mapping[str, Tensor] | None = None
+    settings: Mapping[str, Json] | None = None  # of the run, in the manifest
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,14 @@ class Checkpoints:
         """Folders of all checkpoints not known to be damaged, oldest first."""
         return [path for path in _folders(self.folder) if path not in self._damaged]
 
+    def settings(self) -> Mapping[str, Json]:
+        """The settings of the run, as far as a checkpoint has kept them."""
+        for path in reversed(self.paths()):
+            with suppress(OSError, ValueError, LookupError, TypeError):
+                if isinstance(found := read_document(path / MANIFEST)["settings"], dict):
+                    return found
+        return {}
+
     def describe_newest(self) -> str:
         """The path of the newest checkpoint, or "none"."""
         return str(next(reversed(self.paths()), "none"))
@@ -155,10 +164,7 @@ def find_checkpoint(named: str | Path) -> tuple[Path, Path]:
     """
     if not str(named).strip():
         raise ValueError(f"Expected a trained network, got {str(named)!r}. {_HINT}")
-    path = Path(named)
-    with suppress(RuntimeError):  # ~name of an unknown user
-        path = path.expanduser()
-    path = path.resolve()
+    path = user_path(named).resolve()
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist. {_HINT}")
     if path.is_file() and path.name in (RUN, STATE, MANIFEST):
@@ -224,7 +230,8 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     if checkpoint.average is not None:
         files[AVERAGE] = _serialize(checkpoint.average)
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    files[MANIFEST] = json.dumps({"sha256": sums}, indent=2).encode()
+    manifest = {"sha256": sums, "settings": checkpoint.settings}
+    files[MANIFEST] = json.dumps(manifest, indent=2).encode()
     for name, content in files.items():
         write_new(folder / name, content)
     _fsync_folder(folder)
@@ -266,7 +273,8 @@ def _read_verified(folder: Path, name: str, sums: Mapping[str, str]) -> bytes:
 
 
 def _folders(top: Path) -> list[Path]:
-    found = top.iterdir() if top.is_dir() else ()  # glob would take an unreadable folder for empty
+    # glob would take an unreadable folder for empty
+    found = top.iterdir() if top.exists() else ()
     return sorted((path for path in found if re.fullmatch(r"step-\d+", path.name)), key=_step)
 
 

@@ -24,11 +24,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from skipless.files import user_path
+
 from .arrays import cifar10, digits, fashion_mnist
 from .images import DEFAULT_SIZE, hugging_face, image_folder, parquet
 
 AUGMENT_DRAWS = 3  # uniform numbers that augment a sample: row, column, mirror
 _NOISE_POSITIONS = 2**20
+_MOST_PIXELS, _MOST_SIZE = 2**26, 2**13  # of an image, of its sides
 _PATTERN_SCALE = 0.5  # of the class's own pattern in each of its images; the rest is noise
 
 
@@ -129,9 +132,9 @@ def load_data(
         case "cifar10":
             train, validation = cifar10(folder, augment, image_size)
         case "imagefolder":
-            train, validation = image_folder(Path(rest).expanduser(), size, augment)
+            train, validation = image_folder(user_path(rest), size, augment)
         case "parquet":
-            train, validation = parquet(Path(rest).expanduser(), size, augment)
+            train, validation = parquet(user_path(rest), size, augment)
         case "hf":
             train, validation = hugging_face(rest, size, augment)
         case _:
@@ -162,8 +165,8 @@ def _require_applicable(
         )
     if image_size is not None and kind == "synthetic":
         raise ValueError(f"Leave image_size out, got {image_size}: {name} gives the size already")
-    if image_size is not None and image_size < 1:
-        raise ValueError(f"image_size must be >= 1, got {image_size}")
+    if image_size is not None and not 1 <= image_size <= _MOST_SIZE:
+        raise ValueError(f"image_size must be from 1 to {_MOST_SIZE}, got {image_size}")
     if augment and kind == "synthetic":
         raise ValueError("Synthetic images are random already. Leave augment out.")
 
@@ -226,15 +229,19 @@ def synthetic(description: str) -> tuple[SyntheticSplit, SyntheticSplit]:
     >>> len(train), len(validation), train.load([0, 5], None)[1].tolist()
     (100, 10, [0, 1])
     """
-    number = "([1-9][0-9]*)"
+    number = "([1-9][0-9]{0,8})"
     pattern = f"{number}[x,]{number}[x,]{number}(?::{number})?(?::{number})?"
     if (found := re.fullmatch(pattern, description)) is None:
         raise ValueError(
-            "Expected synthetic:SHAPE[:CLASSES[:SAMPLES]] in positive integers, such as "
+            "Expected synthetic:SHAPE[:CLASSES[:SAMPLES]] in positive integers below 10^9, such as "
             f"synthetic:3x32x32 or synthetic:3x224x224:1000:5000, got synthetic:{description}"
         )
     channels, height, width, *rest = found.groups()
     shape = (int(channels), int(height), int(width))
+    if math.prod(shape) > _MOST_PIXELS:
+        raise ValueError(
+            f"An image must have at most 2^26 numbers in all, got synthetic:{description}"
+        )
     classes, samples = int(rest[0] or 10), int(rest[1] or 10_000)
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(_NOISE_POSITIONS + math.prod(shape), generator=generator)

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from skipless.files import require_inside
+from skipless.record import METRICS
 
 from .batches import Batches
 from .checkpoint import FOLDER, Checkpoint, Checkpoints, random_state, restore_random_state
@@ -165,7 +166,24 @@ class Engine:
             Interruption(ignore_repeats=self.process.world > 1) as interruption,
             RunLog(*parts) if self.process.is_main else nullcontext() as log,
         ):
+            if log is not None:
+                self._note_missing_rows(log)
             return self._loop(checkpoints, log, interruption)
+
+    def _note_missing_rows(self, log: RunLog) -> None:
+        """Warn of rows that the run wrote before it resumed, and that are gone."""
+        evaluation = self.settings.evaluate_every * self.training.steps
+        due = [
+            *(("train", s) for s in range(0, self.step + 1, self.settings.log_every)),
+            *(("validation", s) for s in range(0, self.step, evaluation)),
+        ]
+        missing = sorted({step for kind, step in due if step and not log.has(kind, step)})
+        if missing:
+            warnings.warn(
+                f"{METRICS} lacks {len(missing)} steps from {missing[0]} to {missing[-1]}, which "
+                "the run measured before it resumes: reports will lack them",
+                stacklevel=2,
+            )
 
     def _start(self, checkpoints: Checkpoints, resume: bool) -> None:
         if not resume and self.process.any_rank([bool(checkpoints.paths())])[0]:
@@ -348,7 +366,8 @@ class Engine:
         if self.average is not None:
             average = self.average.module.state_dict()
             state["averaged"] = int(self.average.n_averaged)
-        checkpoints.save(Checkpoint(self.step, self.model.state_dict(), state, average))
+        model, settings = self.model.state_dict(), self.settings.as_mapping()
+        checkpoints.save(Checkpoint(self.step, model, state, average, settings))
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state

@@ -191,7 +191,6 @@ class TableRows:
 
 def parquet(path: Path, size: int, augment: bool | None) -> tuple[ImageSplit, ImageSplit]:
     """Training and validation split of train-*.parquet and validation-*.parquet, or under data/."""
-    load_dataset = _require_datasets().load_dataset
     files = {}
     for part, names in (("train", ("train",)), ("validation", _HELD_OUT)):
         for folder, name in ((f, n) for n in names for f in (path, path / "data")):
@@ -203,7 +202,7 @@ def parquet(path: Path, size: int, augment: bool | None) -> tuple[ImageSplit, Im
                 f"There is no {path / f'{part}-*.parquet'}. Name a folder with files such as "
                 "train-00000-of-00294.parquet and validation-00000-of-00014.parquet."
             )
-    load = partial(load_dataset, "parquet", data_files=files)
+    load = partial(_require_datasets().load_dataset, "parquet", data_files=files)
     return _table_splits(load, f"The Parquet files in {path}", str(path), size, augment)
 
 
@@ -218,9 +217,11 @@ def hugging_face(name: str, size: int, augment: bool | None) -> tuple[ImageSplit
 def _table_splits(
     load: Callable[[], object], what: str, title: str, size: int, augment: bool | None
 ) -> tuple[ImageSplit, ImageSplit]:
-    logger = logging.getLogger("huggingface_hub")  # it warns at each of its retries
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    # They log what they raise; the hub warns at each of its retries.
+    loggers = [logging.getLogger(library) for library in ("datasets", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         tables = cast("DatasetDict", load())
     except Exception as error:  # of the library, of the network, or of its readers
@@ -231,7 +232,8 @@ def _table_splits(
             "network, or download a damaged file again."
         ) from None
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
     held_out = next((name for name in _HELD_OUT if name in tables), None)
     if "train" not in tables or held_out is None:
         raise ValueError(

@@ -70,9 +70,10 @@ def process_group(device: str = "auto", threads: int | None = None) -> Iterator[
     flush denormal numbers to zero: degenerate deep networks are full of them, and they are a
     hundred times slower. Threads inherit this when they start: enter before the first computation.
     """
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads must be >= 1, got {threads}")
-    world, chosen = int(os.environ.get("WORLD_SIZE", 1)), _device(device)
+    most = max(1024, cores())
+    if threads is not None and not 1 <= threads <= most:  # OpenMP aborts if it cannot start them
+        raise ValueError(f"threads must be from 1 to {most}, got {threads}")
+    world, chosen = int(os.environ.get("WORLD_SIZE", 1)), select_device(device)
     threads_before = torch.get_num_threads()
     flushed_before = not torch.tensor(1e-40).mul(1.0).item()  # torch has no getter
     torch.set_flush_denormal(True)
@@ -92,7 +93,8 @@ def process_group(device: str = "auto", threads: int | None = None) -> Iterator[
         torch.set_flush_denormal(flushed_before)
 
 
-def _device(name: str) -> torch.device:
+def select_device(name: str) -> torch.device:
+    """The device of this process that is called `name`, or the best for "auto"."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.mps.is_available(), "cpu": True}
     if name == "auto":
         name = next(kind for kind, found in available.items() if found)

@@ -5,8 +5,7 @@ The rate depends on the number of the step alone, so that a run resumes without 
 
 import math
 import re
-from dataclasses import dataclass, field
-from fractions import Fraction
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 ScheduleName = Literal["step", "cosine", "constant"]
@@ -14,6 +13,7 @@ Precision = Literal["float32", "bfloat16"]
 
 DEFAULT_MARKS = (4 / 9, 7 / 9)  # of the paper (appendix D)
 _USUAL_RATIO = 0.02
+_MOST = {"workers": 1000}  # of whatever is counted, else 10^9
 
 
 def option(default: Any, help_: str, *, resumable: bool = False) -> Any:
@@ -92,9 +92,9 @@ class Settings:
         least = {"epochs": 1, "batch_size": 1, "steps": 1, "accumulate": 1, "log_every": 1}
         least |= {"evaluate_every": 1, "checkpoint_every": 1, "keep": 1, "workers": 0, "warmup": 0}
         for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and not smallest <= value < math.inf:
-                raise ValueError(f"{name} must be at least {smallest} and finite, got {value}")
+            value, most = getattr(self, name), _MOST.get(name, 10**9)
+            if value is not None and not smallest <= value <= most:
+                raise ValueError(f"{name} must be from {smallest} to {most}, got {value}")
         for name, given in (("label_smoothing", self.label_smoothing), ("average", self.average)):
             if given is not None and not 0.0 <= given < 1.0:
                 raise ValueError(f"{name} must be in [0, 1), got {given}")
@@ -107,14 +107,19 @@ class Settings:
                 f"--marks {self.marks}, or use --schedule step."
             )
 
+    def as_mapping(self) -> dict[str, Any]:
+        """Every value by its name, in types that JSON has."""
+        return asdict(self)
+
     @property
     def mark_fractions(self) -> tuple[float, ...]:
         """The `marks` as numbers."""
         if self.marks is None:
             return DEFAULT_MARKS
         try:
-            return tuple(float(Fraction(mark.strip())) for mark in self.marks.split(","))
-        except (ValueError, ZeroDivisionError):
+            parts = [mark.split("/") for mark in self.marks.split(",")]
+            return tuple(float(top) / float(*bottom or "1") for top, *bottom in parts)
+        except (ValueError, TypeError, ZeroDivisionError):
             raise ValueError(
                 f"marks must be fractions of the run, such as 75/200,0.75, got {self.marks!r}"
             ) from None
