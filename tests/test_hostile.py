@@ -374,3 +374,57 @@ def test_a_manifest_names_no_other_file_and_no_device_is_read(
     assert code == 0, shown
     wanted = "Not a regular file" if name == "model.safetensors" else f"manifest.json names {name}"
     assert wanted in shown
+
+
+@pytest.mark.parametrize("command", [["train", "--resume", "--output"], ["deploy"]])
+def test_data_on_the_network_that_a_record_names_is_announced_first(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    finished: Path,
+    command: list[str],
+) -> None:
+    import datasets
+
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    said = json.loads((folder / RUN).read_text())
+    said["configuration"]["data"] = "hf:some/name"
+    (folder / RUN).write_text(json.dumps(said))
+    before: list[str] = []
+
+    def reach(*_: object, **__: object) -> None:
+        before.append(capfd.readouterr().err)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", reach)
+    assert main([*command, str(folder)]) == 2
+    (shown,) = before
+    assert f"note: {folder / RUN} names the data hf:some/name, which is fetched" in shown
+    assert "HF_HUB_OFFLINE=1" in shown
+
+
+def test_an_empty_storage_is_no_storage(tmp_path: Path, cli: Cli) -> None:
+    line = only_line(cli("reproduce", "figure1", "--storage", "", "--output", tmp_path / "out"))
+    assert "storage must be a URL" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_in_the_current_folder_does_not_stand_in_for_others(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import wave\nfrom torch import nn\n\ndef net():\n    return nn.Linear(3, 3)\n"
+    )
+    (tmp_path / "wave.py").write_text("open('ran', 'w')\n")
+    script = "from skipless.runs.factories import import_factory as f; print(f('mine:net'))"
+    path = os.pathsep.join(own for own in sys.path if own)
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("<function net")
+    assert not (tmp_path / "ran").exists()

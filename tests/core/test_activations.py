@@ -363,7 +363,10 @@ def test_transform_changes_the_name_since_the_function_is_another() -> None:
     assert transform(activation("tanh"), 2.0).name == "transformed tanh"
 
 
-@pytest.mark.parametrize("constants", [(0.0, 0, 1, 0), (1, math.nan, 1, 0), (1, 0, math.inf, 0)])
+@pytest.mark.parametrize(
+    "constants",
+    [(0.0, 0, 1, 0), (1, math.nan, 1, 0), (1, 0, math.inf, 0), (1, 0, 1e308, 0), (1e-50, 0, 1, 0)],
+)
 def test_transform_refuses_constants_that_leave_no_activation(
     constants: tuple[float, float, float, float],
 ) -> None:

@@ -26,6 +26,7 @@ from skipless.report.comparison import (
     write_page,
 )
 from skipless.report.figures import CMapCurve
+from skipless.report.page import sections_page
 
 NAN = math.nan
 RATES = (0.01, 0.1, 1.0)
@@ -112,6 +113,18 @@ def test_the_page_is_well_formed_and_has_every_part_once(example: NetworkCompari
 def test_the_page_fetches_nothing(example: NetworkComparison) -> None:
     assert fetched(comparison_page(example)) == []
     assert "data:," in comparison_page(example)  # the icon that a browser would ask for otherwise
+
+
+def test_every_page_forbids_browsers_to_fetch_run_or_send(example: NetworkComparison) -> None:
+    for page in (comparison_page(example), sections_page("Title", [])):
+        (policy,) = (own for tag, own in Reader(page).elements if "http-equiv" in own)
+        assert policy["http-equiv"] == "Content-Security-Policy"
+        rules = dict(rule.split(maxsplit=1) for rule in str(policy["content"]).split("; "))
+        assert rules == {
+            "default-src": "'none'", "style-src": "'unsafe-inline'", "img-src": "data:",
+            "base-uri": "'none'", "form-action": "'none'",
+        }  # fmt: skip
+        assert page.index("http-equiv") < page.index("<style>")
 
 
 def test_words_from_outside_are_escaped(example: NetworkComparison) -> None:

@@ -2,7 +2,10 @@
 
 import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import torch
 from torch import nn
 
 from skipless.train.checkpoint import random_state, restore_random_state
+from skipless.train.journal import provenance
 from skipless.train.memory import estimate_memory
 from skipless.train.process import cores, process_group
 from skipless.train.settings import Settings
@@ -97,3 +101,38 @@ def test_memory_depends_on_the_settings() -> None:
     assert half < whole[3] + 2 * (10 * 20 + 20 * 5)
     doubled = memory(replace(base, precision="bfloat16", batch_size=128))[3]
     assert doubled - half < whole[3]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
+def test_no_program_of_a_repository_runs_when_its_commit_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *identity, *arguments], check=True, capture_output=True)
+
+    git("init", "-q")
+    file = tmp_path / "file"
+    file.write_text("one\n")
+    (tmp_path / ".gitattributes").write_text("* filter=a=b.c\n")
+    (tmp_path / ".git" / "info" / "attributes").write_text("* filter=plain\n")
+    git("add", "-A")
+    git("commit", "-q", "-m", "one")
+    assert provenance()["git_changed"] is False
+    tool = tmp_path / "tool"
+    tool.write_text(f"#!/bin/sh\necho \"$0\" >> '{tmp_path}/ran'\ncat\n")
+    tool.chmod(0o755)
+    names = ("filter.plain.clean", "filter.a=b.c.clean", "filter.a=b.c.process", "core.fsmonitor")
+    for name in names:
+        git("config", name, str(tool))
+    git("config", "filter.plain.required", "true")
+    (tmp_path / ".git" / "hooks" / "post-index-change").symlink_to(tool)
+    file.write_text("two\n")
+    found = provenance()
+    assert not (tmp_path / "ran").exists()
+    assert found["git_changed"] is True
+    assert len(str(found["git_commit"])) == 40
+    git("status")  # as a user would
+    assert (tmp_path / "ran").exists()

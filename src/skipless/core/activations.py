@@ -378,10 +378,12 @@ def native(phi: Activation, table: Mapping[str, Callable[..., T]]) -> Callable[.
 def require_constants(owner: str, constants: Mapping[str, float]) -> None:
     """Raise unless φ̂ can have these numbers; with an input scale of 0 it would be constant."""
     for name, number in constants.items():
-        if not math.isfinite(number) or (name == "input_scale" and number == 0.0):
+        with np.errstate(over="ignore"):
+            single = float(np.float32(number))  # which a network computes in
+        if not math.isfinite(single) or (name == "input_scale" and single == 0.0):
             raise ValueError(
-                f"{owner} needs finite constants and a nonzero input_scale, as `solve` finds them, "
-                f"got {name} = {number:g}"
+                f"{owner} needs finite constants and a nonzero input_scale, both in float32, as "
+                f"`solve` finds them, got {name} = {number:g}"
             )
 
 

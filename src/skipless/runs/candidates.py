@@ -20,6 +20,7 @@ from skipless.train.images import ImageSplit
 from .configuration import Configuration, NetworkOptions, flag, parse_model
 from .factories import call_factory, import_factory
 from .training import (
+    announce_download,
     create_network,
     input_normalization,
     load_images,
@@ -176,6 +177,7 @@ def _read_candidate(
             raise ValueError(f"{flag(name)} is already set by {path}. Drop the option.")
     configuration = Configuration.of(read_configuration(Record.read(run)).as_mapping(), options)
     classes = len(weights.tensors.get("fc.weight", ()))
+    announce_download(configuration, run)
     try:
         data: Data | Missing = load_images(configuration)
         shape, classes = data.shape, data.num_classes

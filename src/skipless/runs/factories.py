@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def import_factory(path: str) -> Callable[..., object]:
-    """What `package.module:factory` names; the current folder is searched too."""
+    """What `package.module:factory` names; the current folder is searched too, after all others."""
     module_name, _, name = path.partition(":")
     file = Path(module_name)
     if not (module_name and name and file.name == module_name and file.suffix != ".py"):
@@ -20,7 +20,7 @@ def import_factory(path: str) -> Callable[..., object]:
             f"{file.name.removesuffix('.py') or 'module'}:{name or 'name'}, and run from {place}."
         )
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)  # first, a file in it could stand in for any module not yet imported
     try:
         module = import_module(module_name)
     except (Exception, SystemExit) as error:
@@ -35,7 +35,7 @@ def import_factory(path: str) -> Callable[..., object]:
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise ValueError(
             f"{module_name} has no function or class {name!r}. It has "
-            f"{', '.join(names[:8]) or 'none'}."
+            f"{', '.join(names[:8]) or 'none'}, and is {getattr(module, '__file__', 'built in')}."
         )
     return factory
 

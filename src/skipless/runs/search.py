@@ -136,11 +136,16 @@ class Place:
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers must be at least 1, got {self.workers}")
+        if self.storage is not None and not self.storage.strip():
+            raise ValueError(
+                "storage must be a URL such as postgresql://user:password@host/name, got "
+                f"{self.storage!r}. Leave it out for a file."
+            )
 
     @property
     def url(self) -> str:
         """The URL of the data base."""
-        return self.storage or f"sqlite:///{self.file.resolve()}"
+        return self.storage if self.storage is not None else f"sqlite:///{self.file.resolve()}"
 
     @property
     def file(self) -> Path:

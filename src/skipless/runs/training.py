@@ -81,6 +81,8 @@ def train(
         claimed = _claim_folder(output, process, resume, held)
         if resume:
             _require_same_settings(output, configuration)
+            if process.is_main:
+                announce_download(configuration, output)
         run = build_run(configuration, process)
         if resume:
             _require_same_teacher(output, run.teacher_origin)
@@ -152,6 +154,17 @@ def load_images(options: DataOptions) -> Data:
         train_size=options.train_size,
         validation_size=options.validation_size,
     )
+
+
+def announce_download(options: DataOptions, run: Path) -> None:
+    """Warn if the data that the record of `run` names may be fetched: its reader did not choose."""
+    kind, _, name = options.data.partition(":")
+    if kind == "hf" and not Path(name).exists() and (run / RUN).exists():
+        warnings.warn(
+            f"{run / RUN} names the data {options.data}, which is fetched from the Hugging Face "
+            "hub unless it is here already. To stay off the network, set HF_HUB_OFFLINE=1.",
+            stacklevel=2,
+        )
 
 
 def create_network(

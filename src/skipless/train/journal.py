@@ -122,7 +122,9 @@ def provenance() -> dict[str, Json]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions,
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "git_changed": bool(
+            _git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules")
+        ),
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
             "cores": os.cpu_count(),
@@ -134,9 +136,26 @@ def provenance() -> dict[str, Json]:
 
 
 def _git(*arguments: str) -> str | None:
-    """The output of git in the current folder; None without git or a repository."""
+    """The output of git in the current folder; None without git or a repository.
+
+    A repository's own settings can name programs for git to run: to watch files, to filter them, to
+    fetch objects that it lacks. Here all of these are off.
+    """
+    off = {"core.fsmonitor": "false", "core.hooksPath": os.devnull}
+    filters = _run_git(off, "config", "--null", "--name-only", "--get-regexp", r"^filter\.") or ""
+    off |= {f"{name.rpartition('.')[0]}.required": "false" for name in filters.split("\0") if name}
+    off |= {name: "" for name in filters.split("\0") if name and not name.endswith(".required")}
+    return _run_git(off, *arguments)
+
+
+def _run_git(settings: Mapping[str, str], *arguments: str) -> str | None:
+    own = {"GIT_CONFIG_COUNT": str(len(settings)), "GIT_ALLOW_PROTOCOL": "none"}
+    for place, (name, value) in enumerate(settings.items()):
+        own |= {f"GIT_CONFIG_KEY_{place}": name, f"GIT_CONFIG_VALUE_{place}": value}
     try:
-        answer = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, timeout=10, env=os.environ | own
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired):  # its output may not be text
         return None
-    return answer.stdout.strip() if answer.returncode == 0 else None
+    return done.stdout.strip() if done.returncode == 0 else None
