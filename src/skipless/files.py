@@ -48,7 +48,8 @@ def open_unlinked(path: str, flags: int) -> int:
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """The content of a regular file of at most `most` bytes."""
     with open(path, "rb", opener=open_regular) as file:
-        content = file.read(most + 1)
+        size = os.fstat(file.fileno()).st_size  # of some files of the system, 0
+        content = file.read((size if 0 < size < most else most) + 1)
     if len(content) > most:
         raise ValueError(f"it has more than {most:,} bytes")
     return content
@@ -244,9 +245,14 @@ def filled_folder(folder: Path) -> Iterator[Path]:
             raise
 
 
+def leads_out(path: Path, top: Path) -> bool:
+    """Whether `path` is a link out of the folder `top`."""
+    return path.is_symlink() and not path.resolve().is_relative_to(top.resolve())
+
+
 def require_inside(path: Path, top: Path) -> None:
     """Raise if `path`, in which we would write, is a link out of the folder `top`."""
-    if path.is_symlink() and not path.resolve().is_relative_to(top.resolve()):
+    if leads_out(path, top):
         raise ValueError(
             f"{path} is a link to {path.resolve()}, and nothing outside of {top} is written to. "
             "Remove the link, or move the folder here."

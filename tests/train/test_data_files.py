@@ -1,10 +1,12 @@
 """Fashion-MNIST and CIFAR-10 from their files, wherever they are, or a line that says why not."""
 
+import codecs
 import gzip
 import os
 import pickle
 import re
 import struct
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -304,3 +306,77 @@ def test_the_real_cifar10_has_as_many_of_each_class() -> None:
     mean, std = (data.train.mean / 255).tolist(), (data.train.std / 255).tolist()  # pyright: ignore
     assert mean == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
     assert std == pytest.approx([0.2470, 0.2435, 0.2616], abs=1e-4)
+
+
+class Calls:
+    """Pickled as a call of something."""
+
+    def __init__(self, *call: object) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self.call[0], self.call[1:]  # pyright: ignore[reportReturnType]
+
+
+def doubled(times: int) -> object:
+    """Text that grows with each of its encodings."""
+    text: object = "a" * 1000
+    for _ in range(times):
+        text = Calls(codecs.encode, Calls(codecs.encode, text, "utf-16"), "hex")
+    return text
+
+
+IMAGES = np.zeros((2, 3072), np.uint8)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps({b"data": IMAGES, b"labels": None}, 2),
+        pickle.dumps({b"data": IMAGES, b"labels": [0, None]}, 2),
+        pickle.dumps({b"data": IMAGES, b"labels": [0.5, 1]}, 2),
+        pickle.dumps({b"data": IMAGES, b"labels": [0, 2**80]}, 2),
+        pickle.dumps({b"data": IMAGES, b"labels": [-1, 0]}, 2),
+        pickle.dumps({b"data": IMAGES.tolist(), b"labels": [0, 0]}, 2),
+        pickle.dumps({b"data": None, b"labels": [0, 0]}, 2),
+        pickle.dumps(None),
+        b"\x80\x02" + b"r\xff\xff\xff\x7f" * 3 + b".",  # a note of its number 2147483647
+        b"\x80\x05\x96" + b"\xff" * 7 + b"\x7f.",  # of 2^63 bytes
+        pickle.dumps(doubled(20), 2),
+        pickle.dumps(Calls(np.ndarray, (2**31,), "O"), 2),
+    ],
+)
+def test_a_hostile_python_batch_is_damaged_and_takes_no_memory(
+    tmp_path: Path, content: bytes
+) -> None:
+    write_pickled(tmp_path / "there", cifar_batches(), 2)
+    (tmp_path / "there" / "data_batch_3").write_bytes(content)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"data_batch_3 is damaged: .*Repair it: ") as raised:
+        load_data("cifar10", folder=tmp_path / "there")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "\n" not in str(raised.value)
+    assert peak < 2e7
+
+
+@pytest.mark.parametrize("name", ["data_batch_2.bin", "train-images-idx3-ubyte.gz"])
+def test_a_file_that_is_or_unpacks_to_more_than_any_of_ours_is_not_read(
+    tmp_path: Path, name: str
+) -> None:
+    there = tmp_path / "there"
+    if name.endswith(".gz"):
+        write_fashion(there)
+        with gzip.open(there / name, "wb") as bomb:
+            for _ in range(400):
+                bomb.write(bytes(2**20))
+    else:
+        write_binary(there, cifar_batches())
+        with (there / name).open("wb") as sparse:
+            sparse.truncate(2**36)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"(unpacks to|has) more than 50,000,000 bytes"):
+        load_data("cifar10" if name.endswith("bin") else "fashion-mnist", folder=there)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2e8

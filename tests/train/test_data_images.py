@@ -2,8 +2,11 @@
 
 import io
 import logging
+import os
 import re
 import sys
+import tracemalloc
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -284,3 +287,120 @@ def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match=r"pip install .*\[datasets\]'"):
         load_data("hf:some/name")
+
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs links, pipes and a shell")
+
+
+@posix
+def test_a_pipe_among_images_is_refused_and_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "train" / "cat" / "x.png")
+    with pytest.raises(ValueError, match=r"cat/x\.png is not a regular file\. Delete it"):
+        load_data(f"imagefolder:{folder}")
+    (folder / "train" / "cat" / "x.png").unlink()
+    data = load_data(f"imagefolder:{folder}", image_size=28)
+    (folder / "train" / "cat" / "a.png").unlink()
+    os.mkfifo(folder / "train" / "cat" / "a.png")  # since the folder was read
+    with pytest.raises(ValueError, match="Not a regular file"):
+        data.train.load([0], None)
+
+
+@posix
+@pytest.mark.parametrize("place", ["train/cat/all", "train/cat/x.png", "train/other", "val"])
+def test_links_out_of_an_image_folder_are_refused(folder: Path, place: str) -> None:
+    (folder / "data").mkdir()
+    for part in ("train", "val"):
+        (folder / part).rename(folder / "data" / part)
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "x.png").write_bytes(PHOTOS[TRAIN[0]])
+    link = folder / "data" / place
+    if place == "val":
+        link.rename(folder / "val")
+    link.symlink_to(folder / "val" if place == "val" else folder / "elsewhere")
+    if place.endswith("png"):
+        link.unlink()
+        link.symlink_to(folder / "elsewhere" / "x.png")
+    with pytest.raises(ValueError, match=rf"{place} is a link to .*, and only what is in .*/data"):
+        load_data(f"imagefolder:{folder / 'data'}")
+    alias = folder / "alias"  # that the folder itself is a link is up to its user
+    alias.symlink_to(folder / "data")
+    link.unlink()
+    if place == "val":
+        (folder / "val").rename(link)
+    assert len(load_data(f"imagefolder:{alias}").train) == 4
+
+
+@posix
+def test_links_within_an_image_folder_are_followed_but_not_around(folder: Path) -> None:
+    (folder / "train" / "cat" / "more").symlink_to(folder / "train" / "dog")
+    (folder / "train" / "cat" / "b.png").symlink_to(folder / "train" / "cat" / "a.png")
+    assert len(load_data(f"imagefolder:{folder}").train) == 7
+    (folder / "train" / "cat" / "around").symlink_to(folder / "train")
+    with pytest.raises(ValueError, match=r"cat/around/cat is a link to a folder that holds it|"
+                       r"around/cat/around is a link to a folder that holds it"):  # fmt: skip
+        load_data(f"imagefolder:{folder}")
+
+
+@posix
+def test_no_other_program_reads_an_image_whatever_its_name_says(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = folder / "bin" / "gs"  # Ghostscript, which Pillow runs for PostScript
+    script.parent.mkdir()
+    script.write_text(f"#!/bin/sh\ntouch '{folder}/ran'\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
+    page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+    (folder / "train" / "cat" / "a.png").write_bytes(page)
+    data = load_data(f"imagefolder:{folder}", image_size=28)
+    with pytest.raises(ValueError, match=r"cat/a\.png cannot be read as an image"):
+        data.train.load([0], None)
+    assert not (folder / "ran").exists()
+
+
+def test_an_image_of_more_pixels_than_any_photo_is_not_decoded(folder: Path) -> None:
+    Image.new("1", (10_000, 9_000)).save(folder / "train" / "cat" / "a.png")  # 12 kB
+    data = load_data(f"imagefolder:{folder}", image_size=28)
+    tracemalloc.start()
+    with (
+        pytest.raises(ValueError, match=r"cat/a\.png cannot be read as an image: .*pixels"),
+        warnings.catch_warnings(action="ignore"),
+    ):
+        data.train.load([0], None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1e7
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"image": [5], "label": [0]}, r"has no images in its column 'image'"),
+        ({"image": ["x"], "label": [0.5]}, "labels that are not integers"),
+        ({"image": ["x", "y"], "label": [0, None]}, "labels that are not integers, or missing"),
+        ({"image": ["x"], "label": ["cat"]}, "labels that are not integers"),
+        ({"image": ["x"], "label": [[0]]}, "labels that are not integers"),
+        ({"image": ["x"], "label": [2**40]}, "or a label of 1,000,000 or more"),
+    ],
+)
+def test_a_table_of_the_wrong_types_is_named_in_one_line(
+    tmp_path: Path, library, columns: dict, message: str
+) -> None:
+    for part in ("train", "validation"):
+        library.Dataset.from_dict(columns).to_parquet(tmp_path / f"{part}-0.parquet")
+    with pytest.raises(ValueError, match=message) as raised:
+        load_data(f"parquet:{tmp_path}")
+    assert "\n" not in str(raised.value)
+
+
+@posix
+def test_a_row_without_an_image_or_of_a_pipe_is_named(tmp_path: Path, library) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for part in ("train", "validation"):
+        rows = {"image": [str(tmp_path / "pipe"), None], "label": [0, 1]}
+        library.Dataset.from_dict(rows).to_parquet(tmp_path / f"{part}-0.parquet")
+    data = load_data(f"parquet:{tmp_path}")
+    with pytest.raises(ValueError, match=r"train, row 0, cannot be read as an image: .*regular"):
+        data.train.load([0], None)
+    with pytest.raises(ValueError, match=r"train, row 1, has no image\."):
+        data.train.load([1], None)

