@@ -1,4 +1,4 @@
-"""The command line: answers, and one clear line for every mistake."""
+"""The command line: answers. Mistakes are in test_mistakes.py."""
 
 import json
 import math
@@ -89,57 +89,6 @@ def test_a_clamped_target_is_noted_on_stderr_and_the_answer_stays_json(capsys) -
     assert code == 0
     assert json.loads(out)["parameters"]["negative_slope"] == 0.0
     assert err.startswith("note: C_f(0) = 0.9 is out of reach; using 0.8715")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("solve", "mlp:10", "--eta", "0.9"), "has 0.872"),
-        (("solve", "mlp:x"), "mlp:DEPTH"),
-        (("solve", "mlp:0"), "1 to 100000"),
-        (("solve", "mlp:1000001"), "1 to 100000"),
-        (("solve", "mlp:-3"), "mlp:DEPTH"),
-        (("solve", "resnet51"), "Did you mean resnet50"),
-        (("solve", "resnet50", "--input", "3,32,32"), "--input does not apply to resnet50"),
-        (
-            ("solve", "mlp:50", "--shortcut-weight", "0.5"),
-            "has no shortcuts: drop the shortcut weight 0.5",
-        ),
-        (("solve", "no_such_module:network"), "importing no_such_module failed"),
-        (("solve",), "Missing argument 'MODEL'"),
-        (("solve", "mlp:50", "--method", "tta"), "'tta' is not one of"),
-        (("solve", "mlp:50", "--activation", "tahn"), "Did you mean 'tanh'"),
-        (("solve", "mlp:50", "--eta", "1.5"), "eta must be in (0, 1), got 1.5"),
-        (("solve", "mlp:50", "--eta", "high"), "'high' is not a valid float"),
-        (("solve", "mlp:50", "--eta", "nan"), "eta must be in (0, 1), got nan"),
-        (
-            ("solve", "mlp:50", "--zeta", "2"),
-            "--zeta is not an option of tat, which takes --eta and --tau",
-        ),
-        (("solve", "mlp:50", "--tau", "0.3"), "--tau has no effect on leaky_relu; use --eta"),
-        (
-            ("solve", "mlp:50", "--activation", "tanh", "--eta", "0.9"),
-            "--eta has no effect on tanh; use --tau",
-        ),
-        (("solve", "mlp:50", "--negative-slope", "0.1"), "solves for it"),
-        (("solve", "mlp:50", "--activation", "square"), "homogeneous"),
-        (("solve", "mlp:50", "--colour", "red"), "No such option"),
-        (("solve", "mlp:100", "--eta", "0.9999999999999999"), "has 0.996"),
-        (("solve", "mlp:10", "--method", "eoc", "--activation", "tanh", "--sigma-b", "1e300"), ""),
-        (("solve", "mlp:2", "--method", "dks", "--zeta", "1e200", "--activation", "tanh"), ""),
-        (("plot", "mlp:50", "-o", "maps.gif"), "PNG or SVG"),
-        (("plot", "mlp:50", "-o", "no/such/folder/maps.png"), "no folder"),
-        (("plot", "mlp:50", "--method", "tat", "--zeta", "2"), "--zeta is not an option of tat"),
-        (("frobnicate",), "No such command"),
-    ],
-)
-def test_a_mistake_ends_with_one_line_on_stderr_and_code_two(arguments, message, capsys) -> None:
-    code, out, err = run(capsys, *arguments)
-    assert code == 2
-    assert out == ""
-    assert err.startswith("skipless: ")
-    assert err.count("\n") == 1
-    assert message in err
 
 
 def test_every_command_explains_itself_with_examples(capsys) -> None:

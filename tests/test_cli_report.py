@@ -1,6 +1,5 @@
 """`skipless report`, as users call it."""
 
-import json
 import sys
 import types
 from collections.abc import Sequence
@@ -148,41 +147,3 @@ def test_a_damaged_run_among_others_is_left_out_with_a_note(
     assert "is damaged" in note
     assert "second" in page.read_text(encoding="utf-8")
     assert main(["report", str(runs / "first"), "-o", str(page)]) == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "Missing argument 'RECORDS...'"),
-        (["missing"], "missing does not exist. Name the folder of a run"),
-        (["empty"], "empty contains no records. Name the folder of a run"),
-        (["notes.txt"], "notes.txt is not a record."),
-        (["runs/first/metrics.jsonl"], "metrics.jsonl is not a record. Name the folder of a run"),
-        (
-            ["runs", "-o", "no/page.html"],
-            "There is no folder no for the page. Create it: mkdir -p no",
-        ),
-        (
-            ["runs", "-o", "empty"],
-            "--output empty is a folder. Name a file, such as empty/runs.html",
-        ),
-        (["runs", "-o", "page.pdf"], "--output must end in .html, got page.pdf"),
-    ],
-)
-def test_a_mistake_gets_one_line_and_exit_code_2(
-    runs: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    says: str,
-) -> None:
-    monkeypatch.chdir(runs.parent)
-    Path("empty").mkdir()
-    Path("notes.txt").write_text(json.dumps({}))
-    before = sorted(runs.parent.rglob("*"))
-    assert main(["report", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert len(shown.err.splitlines()) == 1
-    assert says in shown.err
-    assert sorted(runs.parent.rglob("*")) == before

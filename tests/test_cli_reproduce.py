@@ -37,27 +37,6 @@ def test_the_list_has_a_line_for_every_item(capsys: pytest.CaptureFixture[str]) 
     assert [line.split()[0] for line in lines[2:]] == list(ITEMS)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "Name an ITEM, or all. List them with: skipless reproduce --list"),
-        (["Table 5"], "There is no item 'Table 5'. Did you mean table5?"),
-        (["figure1", "xyz"], "There is no item 'xyz'. List all: skipless reproduce --list"),
-        (["table1", "--workers", "0"], "--workers must be from 1 to 1000, got 0"),
-        (["table1", "--seeds", "0"], "--seeds must be from 1 to 1000, got 0"),
-        (["table1", "--scale", "huge"], "'huge' is not one of"),
-    ],
-)
-def test_a_wrong_word_is_answered_before_anything_is_run(
-    words: list[str], said: str, calls: list[Call], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["reproduce", *words]) == 2
-    shown = capsys.readouterr()
-    assert said in shown.err
-    assert shown.out == ""
-    assert calls == []
-
-
 def test_items_are_run_in_their_order_once_each_at_the_scale_cpu(
     calls: list[Call], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -127,69 +127,6 @@ def test_a_run_whose_record_has_no_clipping_resumes_without(tmp_path: Path) -> N
         assert (configuration["clip"], configuration["lr"]) == (None, None)
 
 
-def wrong(*options: str) -> list[str]:
-    return ["train", "--device", "cpu", *options]
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (wrong("--model", "resnet51"), "resnet51"),
-        (wrong("--model", "mlp:14", "--data", "digitz"), "digits"),
-        (wrong("--data", "imagefolder:/no/such"), "/no/such"),
-        (wrong("--epochs", "0"), "epochs must be from 1 to 1000000000, got 0"),
-        (wrong("--epochs", "many"), "many"),
-        (wrong("--batch-size", "5000"), "5000"),
-        (wrong("--eta", "0.9"), "--eta needs a method, such as --method tat"),
-        (
-            wrong("--method", "dks", "--eta", "0.9"),
-            "--eta is not an option of dks, which takes --zeta",
-        ),
-        (wrong("--lr", "-1"), "-1"),
-        (wrong("--resume"), "--resume needs --output"),
-        (wrong("--config", "/no/such.toml"), "/no/such.toml"),
-        (wrong("--shortcut-weight", "0.5"), "mlp"),
-        (wrong("--device", "cuda"), "cuda"),
-        (wrong("--warmup", "1000"), "warmup must be from 0 to 990 steps, got 11000"),
-        (wrong("--accumulate", "3"), "multiple of 3"),
-        (wrong("--threads", "0"), "threads must be from 1 to"),
-        (wrong("--seed", "-1"), "seed must be from 0 to 2^32 - 1, got -1"),
-        (wrong("--seed", "4294967296"), "got 4294967296"),
-        (wrong("--warmup", "nan"), "warmup must be from 0 to 1000000000, got nan"),
-        (
-            wrong("--activation", "prelu", "--method", "tat"),
-            "prelu learns its slopes, but --method tat solves for them",
-        ),
-        (
-            wrong("--optimizer", "kfac", "--kfac-curvature-period", "0"),
-            "curvature_period must be an integer >= 1",
-        ),
-        (
-            wrong("--optimizer", "kfac", "--kfac-damping", "-1"),
-            "damping must be finite and >= 0, got -1",
-        ),
-        (wrong("--optimizer", "kfac", "--compile"), "KFAC cannot be combined with compile"),
-        (
-            wrong("--kfac-damping", "0.1"),
-            "--kfac-damping needs --optimizer kfac, got --optimizer sgd",
-        ),
-        (["models", "vgg*"], "vgg*"),
-        (["data", "mnist"], "mnist"),
-    ],
-)
-def test_a_mistake_gets_one_line_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str
-) -> None:
-    if options[0] == "train" and "--resume" not in options:
-        options = [*options, "--output", str(tmp_path / "run")]
-    assert main(options) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert len(shown.err.splitlines()) == 1
-    assert says in shown.err
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_is_neither_overwritten_nor_resumed_with_other_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,15 @@
-"""Mistakes that newcomers make: each error says what is required, what it got and what to do."""
+"""Mistakes: each error says what is required, what it got and what to do, in one line.
+
+Those of the command line are in mistakes.txt: add a line for every other that somebody makes.
+"""
 # pyright: reportArgumentType=false
+
+import os
+import shlex
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,8 +17,11 @@ import torch
 from torch import nn
 
 import skipless as sk
+from mistakes import fill
 from skipless import DKS, EOC, TAT, Graph, solve
+from skipless.cli import main
 from skipless.core.predict import predict
+from skipless.record import RUN_LOCK
 
 
 @pytest.mark.parametrize(
@@ -55,3 +68,61 @@ def test_a_method_is_not_a_solution(call) -> None:
     for method in (TAT(), DKS):
         with pytest.raises(TypeError, match=expected):
             call(method)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        top = tmp_path_factory.mktemp("mistakes")
+        patch.chdir(top)
+        patch.setattr(sys, "path", [p for p in sys.path if p])
+        patch.setenv("HOME", str(top / "home"))
+        patch.setenv("SKIPLESS_DATA", str(top / "no-data"))
+        fill(top)
+        yield top
+
+
+def files(top: Path) -> set[tuple[str, int, int]]:
+    """Names, sizes and times of all files, but for caches of libraries, and locks of runs."""
+    found = set()
+    for parent, folders, names in os.walk(top):
+        folders[:] = [name for name in folders if name not in ("__pycache__", ".cache", ".config")]
+        for name in {*folders, *names} - {RUN_LOCK}:
+            status = os.lstat(path := os.path.join(parent, name))  # noqa: PTH118 - a third of the time
+            is_folder = stat.S_ISDIR(status.st_mode)
+            found.add((path, *((0, 0) if is_folder else (status.st_size, status.st_mtime_ns))))
+    return found
+
+
+def mistakes() -> list[tuple[str, str]]:
+    """Commands, and what their error says."""
+    lines = Path(__file__).with_name("mistakes.txt").read_text(encoding="utf-8").splitlines()
+    pairs = [line.split("  =>  ") for line in lines if line and not line.startswith("#")]
+    return [(command, says) for command, says in pairs]
+
+
+def test_every_mistake_is_one_line_with_exit_code_2_and_leaves_nothing(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_step(*_: object) -> None:
+        raise AssertionError("it trains")
+
+    monkeypatch.setattr("skipless.train.engine.Engine._train_step", no_step)
+    capfd.readouterr()
+    offenders, before = [], files(folder)
+    for command, says in mistakes():
+        words = command.format(long="x" * 300, latin="na\udce9me", newline="\n")
+        try:
+            code: object = main(shlex.split(words))
+        except BaseException as error:
+            code = repr(error)
+        out, err = capfd.readouterr()
+        after = files(folder)
+        changed = sorted({path for path, *_ in before ^ after})
+        one_line = err.startswith("skipless: ") and err.count("\n") == 1
+        if code != 2 or out or not one_line or says not in err or changed:
+            offenders.append((command, says, code, out, err, changed))
+        before = after
+    text = "\n".join(map(repr, offenders))
+    assert len(offenders) == 0, f"{len(offenders)} of {len(mistakes())} mistakes:\n{text}"
+    assert len(mistakes()) >= 400

@@ -65,6 +65,16 @@ def create_optimizer(
     >>> [(g["name"], len(g["params"]), g["weight_decay"]) for g in optimizer.param_groups]
     [('weights', 1, 0.0001), ('others', 3, 0.0)]
     """
+    momentum = resolve_momentum(name, lr, momentum, l2, nesterov)
+    if name == "kfac":
+        return KFAC(model, lr, momentum, l2=l2, settings=kfac)
+    return _build(name, model, lr, momentum, l2, nesterov)
+
+
+def resolve_momentum(
+    name: str, lr: float, momentum: float | None, l2: float, nesterov: bool | None
+) -> float:
+    """The momentum of the optimiser `name`; raises if it cannot have these options."""
     if name not in _MOMENTA:
         raise ValueError(f"optimizer must be one of {', '.join(_MOMENTA)}, got {name!r}")
     momentum = _MOMENTA[name] if momentum is None else momentum
@@ -77,9 +87,7 @@ def create_optimizer(
         )
     if nesterov and momentum == 0.0:
         raise ValueError("nesterov needs a momentum > 0, got 0")
-    if name == "kfac":
-        return KFAC(model, lr, momentum, l2=l2, settings=kfac)
-    return _build(name, model, lr, momentum, l2, nesterov)
+    return momentum
 
 
 def optimizer_names() -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from skipless.record import Record
 from skipless.torch.normalize import normalize_per_sample
 from skipless.train.arrays import ArraySplit
 from skipless.train.checkpoint import AVERAGE, MODEL, find_checkpoint, load_weights
-from skipless.train.data import Data, Subset
+from skipless.train.data import Data, Subset, require_image_size
 from skipless.train.images import ImageSplit
 
 from .configuration import Configuration, NetworkOptions, flag, parse_model
@@ -153,6 +153,7 @@ def _create_candidate(model: str, options: Mapping[str, object], shape: Shape | 
     if isinstance(data, Data):
         shape, classes = data.shape, data.num_classes
     elif shape is None and configuration.image_size is not None:
+        require_image_size(configuration.image_size)
         shape = (3, configuration.image_size, configuration.image_size)
     shape = _image_shape(shape or default)
     torch.manual_seed(configuration.seed)
@@ -180,7 +181,7 @@ def _read_candidate(
     announce_download(configuration, run)
     try:
         data: Data | Missing = load_images(configuration)
-        shape, classes = data.shape, data.num_classes
+        classes = data.num_classes
     except (ValueError, OSError, ImportError) as error:
         data = Missing(f"the run's data cannot be loaded: {' '.join(str(error).split())}")
         if shape is None:
@@ -188,6 +189,14 @@ def _read_candidate(
                 f"Cannot deploy {path}: {data.rstrip('.')}. Give --data-folder, or the shape of a "
                 "sample to do without data, such as --input 3,32,32."
             ) from error
+    if isinstance(data, Data):
+        if shape not in (None, data.shape):
+            raise ValueError(
+                f"--input does not apply to {path}, whose data have the shape "
+                f"{','.join(map(str, data.shape))}. Drop the option."
+            )
+        shape = data.shape
+    assert shape is not None
     shape = _image_shape(shape)
     model = restore_network(configuration, shape, classes, weights, f"The network of {path}", run)
     origin = f"{'averaged ' * (file.name == AVERAGE)}weights of {path}, step {weights.step}"

@@ -18,6 +18,7 @@ from skipless.files import create_folder, lock, user_path
 from skipless.models import MLP, ResNet, create_model
 from skipless.models.create import parse_name
 from skipless.optim import KFACSettings, create_optimizer
+from skipless.optim.choices import resolve_momentum
 from skipless.record import RUN, RUN_LOCK, Json, Record, write_run
 from skipless.tables import table
 from skipless.torch import normalize_per_location, normalize_per_sample
@@ -109,6 +110,10 @@ def dry_run(configuration: Configuration) -> tuple[Run, TrainingMemory]:
 
 def build_run(configuration: Configuration, process: Process) -> Run:
     """The run that `configuration` describes, on the device of `process`."""
+    lr = _learning_rate(configuration)
+    own = (configuration.momentum, configuration.l2, configuration.nesterov)
+    resolve_momentum(configuration.optimizer, lr, *own)  # before data and network take their time
+    kfac = _kfac_settings(configuration)
     data = load_images(configuration)
     torch.manual_seed(configuration.seed)  # the same weights in every process
     model = create_network(configuration, data.shape, data.num_classes)
@@ -116,7 +121,6 @@ def build_run(configuration: Configuration, process: Process) -> Run:
     layout = torch.channels_last if channels_last else torch.preserve_format
     model = model.to(process.device)
     model = model.to(memory_format=layout)  # pyright: ignore[reportCallIssue] - torch takes it
-    lr = _learning_rate(configuration)
     optimizer = create_optimizer(
         configuration.optimizer,
         model,
@@ -124,7 +128,7 @@ def build_run(configuration: Configuration, process: Process) -> Run:
         momentum=configuration.momentum,
         l2=configuration.l2,
         nesterov=configuration.nesterov,
-        kfac=_kfac_settings(configuration),
+        kfac=kfac,
     )
     teacher, origin = _load_teacher(configuration, data, process)
     if teacher is not None:
@@ -430,7 +434,7 @@ def _require_same_settings(output: Path, configuration: Configuration) -> None:
     if differing := [name for name in names if name in before and before[name] != now[name]]:
         theirs, ours = (
             ", ".join(
-                f"no {flag(n)}" if of[n] in (None, False) else f"{flag(n)} {of[n]}"
+                f"no {flag(n)}" if of[n] is None or of[n] is False else f"{flag(n)} {of[n]}"
                 for n in differing
             )
             for of in (before, now)

@@ -165,10 +165,16 @@ def _require_applicable(
         )
     if image_size is not None and kind == "synthetic":
         raise ValueError(f"Leave image_size out, got {image_size}: {name} gives the size already")
-    if image_size is not None and not 1 <= image_size <= _MOST_SIZE:
-        raise ValueError(f"image_size must be from 1 to {_MOST_SIZE}, got {image_size}")
+    if image_size is not None:
+        require_image_size(image_size)
     if augment and kind == "synthetic":
         raise ValueError("Synthetic images are random already. Leave augment out.")
+
+
+def require_image_size(size: int) -> None:
+    """Raise unless images can be of `size` x `size` pixels."""
+    if not 1 <= size <= _MOST_SIZE:
+        raise ValueError(f"image_size must be from 1 to {_MOST_SIZE}, got {size}")
 
 
 def _subset(split: Split, size: int | None, what: str) -> Split:

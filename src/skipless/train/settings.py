@@ -106,6 +106,7 @@ class Settings:
                 f"marks belong to the schedule step, but the schedule is {self.schedule}. Drop "
                 f"--marks {self.marks}, or use --schedule step."
             )
+        Schedule("step", total=1, marks=self.mark_fractions)  # which checks them
 
     def as_mapping(self) -> dict[str, Any]:
         """Every value by its name, in types that JSON has."""
