@@ -228,6 +228,7 @@ def activation(name: str | Activation, negative_slope: float | None = None) -> A
     return leaky_relu(negative_slope)
 
 
+@cache
 def activation_names() -> tuple[str, ...]:
     """The names that `activation` knows, sorted, without aliases."""
     return tuple(sorted(phi.name for phi in _TABLE.values()))

@@ -83,7 +83,7 @@ def panel_ends(
         count = min(math.ceil(span / step), _MOST_HALF_WAVES)
         marks = np.concatenate([marks, step * np.arange(-count, count + 1.0)])
     ends = (marks - np.asarray(shift)[..., None]) / np.asarray(scale)[..., None]
-    near = np.any(np.abs(ends) < reach, axis=tuple(range(ends.ndim - 1)))
+    near = (np.abs(ends) < reach).any(axis=tuple(range(ends.ndim - 1)))
     return ends[..., near]
 
 
@@ -101,7 +101,7 @@ def rule(ends: Array, edges: Array = _CENTRE, halvings: int = 0) -> tuple[Array,
     # Ends outside make panels of no width: all of them at the right, where most can be dropped.
     bounds = np.concatenate([fixed, np.where(inside, ends, edges[-1])], axis=-1)
     bounds.sort(axis=-1)
-    bounds = bounds[..., : edges.size + int(np.max(np.sum(inside, axis=-1), initial=0))]
+    bounds = bounds[..., : edges.size + int(inside.sum(axis=-1).max(initial=0))]
     if halvings:
         parts = np.linspace(0.0, 1.0, 2**halvings, endpoint=False)
         inner = bounds[..., :-1, None] + np.diff(bounds)[..., None] * parts
@@ -298,7 +298,7 @@ def _moments_at_nodes(
         excess=_dot(wv, v) - uu,
         # E[v] = 0, so E[v z²] may be taken as E[v (z² - 1)].
         imbalance=a * _dot(wv, z * z - 1.0) + _dot(wvz, u) - uu,
-        tilt=np.sum(wvz, axis=-1),
+        tilt=wvz.sum(axis=-1),
         bending=np.full_like(mean, np.nan) if curvature is None else _dot(w, curvature**2),
     )
 
