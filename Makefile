@@ -29,7 +29,7 @@ endef
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help demo test front-door test-core check bench bench-peers docs jax-example reproduce results demo-results figures clean
+.PHONY: help demo test front-door faults test-core check bench bench-peers docs jax-example reproduce results demo-results figures clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test: .venv/.dev .venv/.oracles  ## run every test and doctest, in parallel by f
 
 front-door: .venv/.dev  ## paste every block of README and five pages into new clones, as a newcomer would
 	$(BIN)/python tests/front_door.py $(if $(PIP),,--seed .venv)
+
+faults: .venv/.dev  ## fail, delay or kill runs at each of their system calls, resume and compare
+	$(BIN)/python tests/faults/run.py
 
 test-core: .venv-base/.test  ## run the tests of core on the base install, without any framework
 	.venv-base/bin/python -m pytest --quiet tests/core src/skipless/core

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import reprlib
+import shutil
 import stat
 import sys
 import tempfile
@@ -234,15 +235,18 @@ def new_folder(folder: Path) -> Iterator[None]:
 @contextmanager
 def filled_folder(folder: Path) -> Iterator[Path]:
     """A new folder, whose files move to `folder` in the end; an error leaves nothing behind."""
-    with new_folder(folder), tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as scratch:
-        try:
-            yield Path(scratch)
-            for file in Path(scratch).iterdir():
-                file.replace(folder / file.name)
-        except OSError as error:
-            if error.errno is not None:
-                error.filename, error.filename2 = str(folder), None  # a full disk has no name
-            raise
+    with new_folder(folder):
+        for unfinished in folder.glob(".new-*"):  # by a process that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as scratch:
+            try:
+                yield Path(scratch)
+                for file in Path(scratch).iterdir():
+                    file.replace(folder / file.name)
+            except OSError as error:
+                if error.errno is not None:
+                    error.filename, error.filename2 = str(folder), None  # a full disk has no name
+                raise
 
 
 def leads_out(path: Path, top: Path) -> bool:

@@ -119,6 +119,21 @@ def test_a_run_that_is_over_is_left_as_it_is(tmp_path: Path) -> None:
     assert [path.stat().st_ino for path in Checkpoints(folder).paths()] == before
 
 
+def test_what_a_killed_process_left_half_written_or_half_removed_goes_on_resuming(
+    tmp_path: Path,
+) -> None:
+    folder = run_folder(tmp_path / "run")
+    settings = replace(PLAIN, checkpoint_every=2, keep=1)
+    toy_engine(settings).run(folder)
+    newest = sorted((folder / "checkpoints").iterdir())
+    for left in ("step-00000001", "step-00000003.partial"):
+        (folder / "checkpoints" / left).mkdir()
+        (folder / "checkpoints" / left / "state.pt").write_bytes(b"half")
+    assert toy_engine(settings).run(folder, resume=True).finished
+    assert sorted((folder / "checkpoints").iterdir()) == newest
+
+
+
 def test_a_run_does_not_start_among_the_checkpoints_of_another(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     toy_engine(PLAIN).run(folder)

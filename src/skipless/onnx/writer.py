@@ -223,6 +223,7 @@ def quantize(path: str | Path, output: str | Path, batches: Iterable[np.ndarray]
     and largest value in `batches`. Both are unsigned: with signed weights, processors without VNNI
     instructions would clip sums of two products, or weights could use 7 bits only.
     """
+    import onnxruntime
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -234,8 +235,15 @@ def quantize(path: str | Path, output: str | Path, batches: Iterable[np.ndarray]
     unfinished = tempfile.TemporaryDirectory(dir=output.parent, prefix=".unfinished-")
     with unfinished as folder, silence_logging(logging.WARNING):
         prepared, written = Path(folder) / "prepared.onnx", Path(folder) / output.name
+        # quant_pre_process would go on without optimising where it cannot write.
+        optimized = Path(folder) / "optimized.onnx"
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(optimized)
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.log_severity_level = 3  # errors only
+        onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         # PyTorch's exporter has written the shapes already.
-        quant_pre_process(path, prepared, skip_symbolic_shape=True)
+        quant_pre_process(optimized, prepared, skip_optimization=True, skip_symbolic_shape=True)
         quantization.quantize_static(
             prepared,
             written,

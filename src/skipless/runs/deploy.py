@@ -146,8 +146,15 @@ def deploy(
             f"--int8 needs data for calibration, but there is none: {candidate.data}. Drop --int8 "
             "to do without."
         )
-    with tempfile.TemporaryDirectory() as scratch:
-        return _Files(candidate, request, Path(scratch), on_step).deploy()
+    # On the disk of the output, which an error names.
+    with tempfile.TemporaryDirectory(dir=request.output) as scratch:
+        try:
+            return _Files(candidate, request, Path(scratch), on_step).deploy()
+        except Exception as error:
+            if type(error).__module__.startswith("onnx"):  # their errors have no other base
+                reason = " ".join(str(error).split())
+                raise OSError(f"onnxruntime failed in {request.output}: {reason}") from error
+            raise
 
 
 @dataclass

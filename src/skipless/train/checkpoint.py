@@ -100,11 +100,17 @@ class Checkpoints:
                 "Free some space, then rerun with --resume."
             ) from error
         self._damaged.discard(path)
-        past = [path for path in self.paths() if _step(path) <= checkpoint.step]
-        for old in _folders(self.folder):
-            if old not in past[-self.keep :]:
-                _remove(old)
+        for other in _folders(self.folder):
+            if other in self._damaged or _step(other) > checkpoint.step:
+                _remove(other)
+        self.remove_old(checkpoint.step)
         return path
+
+    def remove_old(self, step: int) -> None:
+        """Remove all but the newest until `step`, and those that an interrupted `save` left."""
+        past = [path for path in self.paths() if _step(path) <= step]
+        for old in [*past[: -self.keep], *self.folder.glob("*.partial")]:
+            _remove(old)
 
     def load_newest(
         self, restore: Callable[[Checkpoint], None] = lambda checkpoint: None

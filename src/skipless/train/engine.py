@@ -201,6 +201,8 @@ class Engine:
                 f"The processes find different checkpoints in {checkpoints.folder}. It must be on "
                 "a disk that all of them share."
             )
+        if resume and self.process.is_main:  # it may have been killed while it saved
+            checkpoints.remove_old(self.step)
 
     def _loop(
         self, checkpoints: Checkpoints, log: RunLog | None, interruption: Interruption
@@ -373,6 +375,8 @@ class Engine:
         state = checkpoint.state
         if (self.average is None) != (checkpoint.average is None):
             raise ValueError("a moving average is in only one of checkpoint and run")
+        if checkpoint.step and self.process.world > 1:
+            self._order_gradients()
         self.model.load_state_dict(checkpoint.weights)
         _load_optimizer(self.optimizer, state["optimizer"])
         if self.average is not None and checkpoint.average is not None:
@@ -383,6 +387,17 @@ class Engine:
             own = state["processes"][self.process.rank]
             restore_random_state(own["random"], self.process.device)
             self.window = LogWindow.restored(own["window"], self.process.device)
+
+    def _order_gradients(self) -> None:
+        """Let DDP sum gradients in the order in which it sums them after the first step.
+
+        Its buckets are in the order of the parameters at first, and then in that in which gradients
+        arrive. The sum over three or more processes is rounded according to a number's place in
+        them. Buffers and random states, which this pass changes, are about to be restored.
+        """
+        images, _ = next(self.training.in_order())
+        self._forward(self.network, self._to_device(images)).sum().backward()
+        self.optimizer.zero_grad(set_to_none=True)
 
 
 def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -1,0 +1,79 @@
+"""Faults at every call by which a run touches the outside: `python tests/faults/run.py`.
+
+Compiles shim.c, preloads it, and tries every scenario at every point: the call fails, the disk is
+full from there on, the process is killed or loses its power, is delayed, or asked to stop. Then the
+command is run again, and must leave the same numbers and weights as an undisturbed run, to the bit.
+Prints how many points were tried and survived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def preload(folder: Path) -> None:
+    """Start this script again, with the shim in front of libc."""
+    library = folder / "shim.so"
+    command = ["gcc", "-O1", "-shared", "-fPIC", "-o", str(library), str(HERE / "shim.c"), "-ldl"]
+    subprocess.run(command, check=True)
+    environment = {**os.environ, "LD_PRELOAD": str(library), "FAULTS_SCRATCH": str(folder)}
+    environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment.pop("PYTHONWARNINGS", None)
+    os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", help="scenarios by name")
+    parser.add_argument("--sample", type=int, help="trials per scenario, evenly chosen")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--show", type=int, default=20, help="failures to show")
+    options = parser.parse_args()
+    if "FAULTS_SCRATCH" not in os.environ:
+        shared = Path("/dev/shm")  # where syncing costs nothing
+        preload(Path(tempfile.mkdtemp(dir=shared if os.access(shared, os.W_OK) else None)))
+    scratch = Path(os.environ["FAULTS_SCRATCH"])
+    try:
+        return try_all(options, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def try_all(options: argparse.Namespace, scratch: Path) -> int:
+    """Print a row for each scenario, and what failed; returns the exit code."""
+    sys.path.insert(0, str(HERE.parent))
+    from faults.scenarios import scenarios, warm_up
+    from faults.trials import Mode, run_trials
+
+    began = time.monotonic()
+    chosen = [s for s in scenarios(scratch) if options.only is None or s.name in options.only]
+    warm_up(scratch, chosen)
+    modes = [mode for mode in Mode if mode is not Mode.COUNT]
+    print(f"{'':13} points {''.join(f'{mode.name.lower():>7}' for mode in modes)}  survived")
+    tried, failures = 0, []
+    for scenario in chosen:
+        start = time.monotonic()
+        found = run_trials(scenario, scratch, options.workers, options.sample)
+        own = sum(found.tried.values())
+        counts = "".join(f"{found.tried.get(mode.name, 0):7}" for mode in modes)
+        kept = f"{own - len(found.failures)} of {own} in {time.monotonic() - start:.0f} s"
+        print(f"{scenario.name:13} {found.points:6} {counts}  {kept}", flush=True)
+        tried, failures = tried + own, failures + found.failures
+    for failure in failures[: options.show]:
+        print(failure)
+    took = f"{time.monotonic() - began:.0f} s"
+    print(f"{tried - len(failures)} of {tried} faults survived, in {took}")
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

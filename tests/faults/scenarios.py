@@ -1,0 +1,195 @@
+"""The commands that meet faults, and what must be the same after them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from faults.trials import Mode, Scenario
+from skipless.cli import main
+from skipless.record import Record
+from skipless.runs.configuration import Configuration
+from skipless.runs.search import Place, run_all
+
+SMALL = {
+    "model": "mlp:6",
+    "width": 8,
+    "data": "synthetic:3x4x4",
+    "train-size": 200,
+    "validation-size": 50,
+    "batch-size": 50,
+    "threads": 1,
+    "steps": 8,
+    "checkpoint-every": 3,
+    "keep": 2,
+    "log-every": 2,
+    "average": 0.9,
+    "device": "cpu",
+}
+KFAC = {"optimizer": "kfac", "kfac-burn-in": 2, "kfac-curvature-period": 2}
+TIMES = {
+    "description",
+    "seconds",
+    "images_per_second",
+    "started",
+    "latency",
+    "machine",
+    "machines",
+    "before",
+}
+
+
+def arguments(options: dict[str, Any]) -> list[str]:
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+
+def train(options: dict[str, Any], *more: str) -> Callable[[Path], int]:
+    return lambda folder: main(
+        ["train", *arguments(options), *more, "--output", str(folder / "run")]
+    )
+
+
+def untimed(value: Any) -> Any:
+    """A JSON value without what a clock or a machine says."""
+    if isinstance(value, dict):
+        return {name: untimed(own) for name, own in value.items() if name not in TIMES}
+    return [untimed(own) for own in value] if isinstance(value, list) else value
+
+
+def run_outcome(folder: Path) -> dict[str, Any]:
+    """Metrics, checkpoints, and every bit of the newest of them."""
+    run = folder / "run"
+    record = Record.read(run)
+    checkpoints = sorted((run / "checkpoints").iterdir())
+    state = torch.load(checkpoints[-1] / "state.pt", weights_only=True)
+    buffer = io.BytesIO()
+    torch.save({name: state[name] for name in ("optimizer", "averaged") if name in state}, buffer)
+    names = ("model.safetensors", "average.safetensors")
+    return {
+        "configuration": record.run["configuration"],
+        "metrics": untimed(list(record.metrics)),
+        "checkpoints": [path.name for path in checkpoints],
+        "weights": {name: digest(checkpoints[-1] / name) for name in names},
+        "optimizer": hashlib.sha256(buffer.getvalue()).hexdigest(),
+        "files": files(run, but=("tensorboard",)),
+    }
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def files(folder: Path, but: tuple[str, ...] = ()) -> list[str]:
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(str(path) for path in found if path.parts[0] not in but)
+
+
+@functools.cache
+def trained(scratch: Path) -> Path:
+    """A finished run, trained once."""
+    folder = scratch / "trained"
+    assert main(["train", *arguments(SMALL), "--output", str(folder)]) == 0
+    return folder
+
+
+def report(folder: Path) -> int:
+    return main(["report", str(folder / "run"), "--output", str(folder / "page.html")])
+
+
+def deploy(folder: Path) -> int:
+    named = [str(folder / "run"), "--output", str(folder / "deployed")]
+    return main(["deploy", *named, "--seconds", "0", "--quiet"])
+
+
+def deployed(folder: Path) -> dict[str, Any]:
+    out = folder / "deployed"
+    return {
+        "files": files(out),
+        "models": {path.name: digest(path) for path in out.glob("*.onnx")},
+        "report": untimed(json.loads((out / "report.json").read_text())),
+    }
+
+
+def search(folder: Path) -> int:
+    """Two runs through the data base of a search, in this process."""
+    options = {name.replace("-", "_"): value for name, value in SMALL.items()} | {"steps": 3}
+    runs = {f"rate {lr}": Configuration.of({**options, "lr": lr}) for lr in (0.01, 0.02)}
+    try:
+        run_all("faults", runs, Place(folder / "search", workers=1))
+    except (OSError, ValueError) as error:  # as `skipless.cli.main` does
+        sys.stderr.write(f"skipless: {' '.join(str(error).split())}\n")
+        return 2
+    return 0
+
+
+def searched(folder: Path) -> dict[str, Any]:
+    runs = folder / "search" / "runs"
+    return {
+        str(path.relative_to(runs)): untimed(json.loads(path.read_text()))
+        for path in runs.glob("*/outcome.json")
+    }
+
+
+def reproduce(folder: Path) -> int:
+    command = ["reproduce", "figure5", "--scale", "smoke", "--workers", "1"]
+    return main([*command, "--output", str(folder / "items")])
+
+
+def reproduced(folder: Path) -> dict[str, Any]:
+    items = folder / "items"
+    lines = (items / "figure5.jsonl").read_text().splitlines()
+    return {
+        "results": [untimed(json.loads(line)) for line in lines],
+        "files": files(items, but=("runs", "studies.db")),
+    }
+
+
+def scenarios(scratch: Path) -> list[Scenario]:
+    """All of them; commands that need a run share one under `scratch`."""
+
+    def copy_run(folder: Path) -> None:
+        shutil.copytree(trained(scratch), folder / "run")
+
+    resumed = functools.partial(train, SMALL, "--resume")
+    few = (Mode.ERROR, Mode.FULL, Mode.KILL)
+    return [
+        Scenario("train", train(SMALL), resumed(), run_outcome),
+        Scenario(
+            "train, K-FAC",
+            train(SMALL | KFAC),
+            train(SMALL | KFAC, "--resume"),
+            run_outcome,
+            modes=few,
+        ),
+        Scenario("report", report, report, lambda f: (f / "page.html").read_text(), copy_run),
+        Scenario("deploy", deploy, deploy, deployed, copy_run, few),
+        Scenario("search", search, search, searched, modes=few),
+        Scenario("reproduce", reproduce, reproduce, reproduced, modes=few),
+    ]
+
+
+def warm_up(scratch: Path, chosen: list[Scenario]) -> None:
+    """Import what the commands import, once for all forks."""
+    # A worker that was killed before its first sign of life is waited for; here, not for minutes.
+    assert run_all.__kwdefaults__ is not None
+    run_all.__kwdefaults__["seconds_until_dead"] = 2
+    quiet = io.StringIO()
+    for scenario in chosen:
+        folder = Path(tempfile.mkdtemp(dir=scratch))
+        scenario.prepare(folder)
+        os.chdir(folder)
+        with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
+            code = scenario.run(folder)
+        assert code == 0, scenario.name
