@@ -133,7 +133,6 @@ def test_what_a_killed_process_left_half_written_or_half_removed_goes_on_resumin
     assert sorted((folder / "checkpoints").iterdir()) == newest
 
 
-
 def test_a_run_does_not_start_among_the_checkpoints_of_another(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     toy_engine(PLAIN).run(folder)
