@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from skipless.cli import main
 from skipless.files import lock
 from skipless.record import METRICS, RUN, RUN_LOCK
+from skipless.runs.search import Place
 
 TINY = ["--model", "mlp:14", "--width", "8", "--steps", "4", "--device", "cpu"]
 DEEP = '{"configuration":' * 100_000
@@ -391,6 +392,10 @@ def test_data_on_the_network_that_a_record_names_is_announced_first(
     said = json.loads((folder / RUN).read_text())
     said["configuration"]["data"] = "hf:some/name"
     (folder / RUN).write_text(json.dumps(said))
+    for path in folder.glob("checkpoints/*/manifest.json"):
+        manifest = json.loads(path.read_text())
+        manifest["settings"]["data"] = "hf:some/name"
+        path.write_text(json.dumps(manifest))
     before: list[str] = []
 
     def reach(*_: object, **__: object) -> None:
@@ -406,8 +411,10 @@ def test_data_on_the_network_that_a_record_names_is_announced_first(
 
 def test_an_empty_storage_is_no_storage(tmp_path: Path, cli: Cli) -> None:
     line = only_line(cli("reproduce", "figure1", "--storage", "", "--output", tmp_path / "out"))
-    assert "storage must be a URL" in line
+    assert "--storage" in line
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="storage must be a URL such as postgresql"):
+        Place(tmp_path, storage=" ")
 
 
 def test_a_module_in_the_current_folder_does_not_stand_in_for_others(tmp_path: Path) -> None:

@@ -105,7 +105,19 @@ def read(path: str | Path, batch_size: int = 1) -> OnnxGraph:
     """The graph in the file at `path`, for batches of that size."""
     import onnx
 
-    model = onnx.load(path, load_external_data=False)
+    try:
+        return _graph(onnx.load(path, load_external_data=False), batch_size)
+    except OSError:
+        raise
+    except Exception as error:  # of protobuf, of ONNX, or of a graph that is none
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise ValueError(
+            f"{path} cannot be read as an ONNX network ({type(error).__name__}: {reason}). Export "
+            "it again."
+        ) from None
+
+
+def _graph(model: onnx.ModelProto, batch_size: int) -> OnnxGraph:
     shapes = _shapes(model, batch_size)
     constants = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     sizes = {**{name: known.shape for name, known in shapes.items()}, **constants}

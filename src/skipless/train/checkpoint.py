@@ -260,7 +260,7 @@ def _load(path: Path) -> Checkpoint:
         raise ValueError(f"it is that of step {state['step']}")
     weights = safetensors.torch.load(files[MODEL])
     average = safetensors.torch.load(files[AVERAGE]) if AVERAGE in files else None
-    return Checkpoint(state["step"], weights, state, average)
+    return Checkpoint(_step(path), weights, state, average)
 
 
 def _manifest(folder: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from skipless.files import require_inside
+from skipless.files import require_inside, typed
 from skipless.record import METRICS
 
 from .batches import Batches
@@ -34,6 +34,7 @@ from .process import Interruption, Process, distribute, no_sync
 from .settings import Schedule, Settings
 
 _DEFAULT_WARMUP = 5  # epochs, as in the paper (appendix D)
+_MOST = 1e30  # of an optimiser's settings
 _LEAST_NORM = 1e-3  # of a unit's weights, so that biases of 0 can leave it (Brock et al., 2021)
 
 
@@ -403,21 +404,24 @@ class Engine:
 def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Restore the optimiser; raise where it would fail later, at its next step."""
     for own, given in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        for name in own.keys() - {"params"}:
-            kinds = {
-                float if type(value) is int else type(value) for value in (own[name], given[name])
-            }
-            if len(kinds) > 1:
-                raise ValueError(
-                    f"the optimiser's {name} is {given[name]!r:.50}, not {own[name]!r}"
-                )
+        for name in own.keys() & given.keys() - {"params"}:
+            kinds = {float if type(of[name]) is int else type(of[name]) for of in (own, given)}
+            value = given[name]
+            if len(kinds) > 1 or (isinstance(value, float) and not abs(value) < _MOST):
+                raise ValueError(f"the optimiser's {name} is {value!r:.50}, not {own[name]!r}")
+    names = [own.keys() for own in optimizer.param_groups]
     optimizer.load_state_dict(state)
-    for parameter, own in optimizer.state.items():
-        for name, value in own.items():
-            if isinstance(value, str):
-                raise ValueError(f"the optimiser's {name} is text")
-            if isinstance(value, Tensor) and value.dim() and value.numel() != parameter.numel():
-                raise ValueError(f"the optimiser's {name} has the shape {tuple(value.shape)}")
+    for own, group in zip(names, optimizer.param_groups, strict=True):
+        if missing := own - group.keys():
+            raise ValueError(f"the optimiser has no {min(missing)}")
+        moved = {p: optimizer.state[p] for p in group["params"] if p in optimizer.state}
+        kinds = [{name: type(v) for name, v in own.items()} for own in moved.values()]
+        if any(kind != kinds[0] for kind in kinds):
+            raise ValueError("the optimiser's parameters have states of different kinds")
+        for parameter, own in moved.items():
+            for name, value in own.items():
+                if isinstance(value, Tensor) and value.dim() and value.numel() != parameter.numel():
+                    raise ValueError(f"the optimiser's {name} has the shape {tuple(value.shape)}")
 
 
 def clip_by_unit_(model: nn.Module, ratio: float) -> None:
@@ -503,13 +507,22 @@ class LogWindow:
     def state(self) -> dict[str, Any]:
         """The window in plain types, for `restored`."""
         losses, hits = _to_floats(self.losses), _to_floats(self.hits)
-        return {"losses": losses, "hits": hits, "images": self.images, "seconds": self.seconds}
+        return asdict(_PlainWindow(losses, hits, self.images, self.seconds))
 
     @classmethod
     def restored(cls, state: dict[str, Any], device: torch.device) -> LogWindow:
-        losses = torch.tensor(state["losses"], dtype=torch.float32, device=device)
-        hits = torch.tensor(state["hits"], dtype=torch.int64, device=device)
-        return cls(list(losses), list(hits), state["images"], state["seconds"])
+        plain = typed(_PlainWindow, state)
+        losses = torch.tensor(plain.losses, dtype=torch.float32, device=device)
+        hits = torch.tensor(plain.hits, dtype=torch.int64, device=device)
+        return cls(list(losses), list(hits), plain.images, plain.seconds)
+
+
+@dataclass(frozen=True)
+class _PlainWindow:
+    losses: list[float]
+    hits: list[float]
+    images: int
+    seconds: float
 
 
 def _to_floats(tensors: list[Tensor]) -> list[float]:
