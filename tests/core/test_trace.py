@@ -35,8 +35,8 @@ class Listed(Recorded[str]):
         self.input, self.operations, self._functions = "x", dict(operations), functions
 
     @property
-    def output(self) -> str:
-        return list(self.operations)[-1]
+    def outputs(self) -> Sequence[str]:
+        return list(self.operations)[-1:]
 
     def origin(self, tensor: str) -> str:
         return f"line {tensor}"
@@ -183,4 +183,4 @@ def test_axes_are_followed_wherever_samples_and_channels_go() -> None:
     assert (axes["r"], axes["y"]) == (Axes(0, (1,)), Axes(1, (0,)))
     mean = Move(("y",), "mean", AxisMap(((), (0,)), pooled=frozenset({0})))
     with pytest.raises(UnsupportedModelError, match="line m computes mean over channels"):
-        read(Listed({**operations, "m": mean}))
+        read(Listed({**operations, "m": mean, "b": layer("m")}))

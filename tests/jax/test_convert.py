@@ -424,3 +424,20 @@ def test_convert_is_the_function_even_where_its_module_is_imported_first() -> No
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert found.stdout.split() == ["function", "function"], found.stderr
+
+
+class Classifier(nnx.Module):
+    def __init__(self, end: Callable[[jax.Array], jax.Array]) -> None:
+        rngs = nnx.Rngs(0)
+        self.net = nnx.Sequential(nnx.Linear(8, 8, rngs=rngs), nnx.relu)
+        self.head, self.held = nnx.Linear(8, 3, rngs=rngs), {"end": lambda: end}
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.held["end"]()(self.head(self.net(x)))
+
+
+@pytest.mark.parametrize("end", [nnx.sigmoid, nnx.softmax, jnp.tanh])
+def test_what_makes_the_form_of_the_outputs_may_be_written_in_call(end) -> None:
+    x = jax.random.normal(jax.random.key(0), (4, 8))
+    model = convert(Classifier(end), x, TAT(eta=0.1))
+    np.testing.assert_allclose(model(x), end(model.head(model.net(x))), atol=1e-6)

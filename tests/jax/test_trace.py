@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax_networks as networks
 from skipless import DKS, TAT, Graph, GraphBuilder, solve
 from skipless.core.activations import activation_names
-from skipless.core.graph import Affine, Sum
+from skipless.core.graph import Affine, Concat, Sum
 from skipless.core.trace import UnsupportedModelError
 from skipless.jax import normalize_per_location, shaped
 from skipless.jax.trace import read, trace
@@ -355,6 +355,22 @@ def test_one_channel_may_be_averaged_and_summed() -> None:
         assert trace(lambda x, pool=pool: pool(head(x)), sequences) == b.build()
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        jax.nn.softmax,
+        jax.nn.sigmoid,
+        lambda y: 2.0 * jnp.tanh(y),
+        lambda y: y * jnp.arange(16.0) + 3.0,
+        lambda y: y - y.mean(-1, keepdims=True),
+        lambda y: (jnp.argmax(y, -1), jnp.sort(y)),
+    ],
+)
+def test_a_network_ends_before_what_makes_the_form_of_its_outputs(function) -> None:
+    network = lambda w, x: jax.nn.relu(x @ w[0]) @ w[1]
+    assert trace(lambda w, x: function(network(w, x)), W, X) == trace(network, W, X)
+
+
 def attention(w: jax.Array, x: jax.Array) -> jax.Array:
     return (x @ w[0]) @ (x @ w[1]).T
 
@@ -362,23 +378,25 @@ def attention(w: jax.Array, x: jax.Array) -> jax.Array:
 REFUSED = {
     "multiplies two tensors": attention,
     "combines two branches by mul": lambda w, x: (x @ w[0]) * (x @ w[1]),
-    "computes softmax for probabilities": lambda w, x: jax.nn.softmax(x @ w[0]),
+    "computes softmax inside the network": lambda w, x: jax.nn.softmax(x @ w[0]) @ w[1],
     "computes while with an unknown number": lambda w, x: jax.lax.while_loop(
         lambda x: x.sum() < 0, lambda x: x @ w[0], x
     ),
     "computes scan along the input": lambda w, x: jax.lax.scan(
         lambda c, x: (jnp.tanh(c @ w[0] + x), None), jnp.zeros(16), x
     )[0],
-    "computes sort": lambda w, x: jnp.sort(x @ w[0]),
+    "computes sort": lambda w, x: jnp.sort(x @ w[0]) @ w[1],
     "computes cond by a condition": lambda w, x: jax.lax.cond(
         x.sum() > 0, lambda x: x @ w[0], lambda x: x, x
     ),
-    "none of the known": lambda w, x: (x @ w[0]) * jnp.arange(16.0),
+    "none of the known": lambda w, x: ((x @ w[0]) * jnp.arange(16.0)) @ w[1],
     "adds a tensor to a rearrangement": lambda w, x: (lambda y: y - y.mean(0))(x @ w[0]),
     "computes scan_results of all iterations": lambda w, x: jax.lax.scan(
         lambda c, w: (c @ w, c), x, w
     )[1].sum(0),
-    "computes reduce_max over channels": lambda w, x: (x @ w[0]).reshape(4, 8, 2).max(-1),
+    "computes reduce_max over channels": lambda w, x: (
+        (x @ w[0]).reshape(4, 8, 2).max(-1) @ w[1, :8]
+    ),
     "computes reduce_sum over channels": lambda w, x: jnp.tanh(x @ w[0]).reshape(4, 8, 2).mean(-1),
     "reduce_sum over channels or branches": lambda w, x: jnp.mean(
         jnp.array([x @ w[0], x @ w[1]]), 0
@@ -459,8 +477,8 @@ def test_layers_of_one_line_on_one_tensor_are_distinguished() -> None:
     variables = Heads(True).init(KEY, X)
     graph = trace(Heads(True).apply, variables, X)
     assert graph.nodes[-1].weights == (0.6, 0.8)  # pyright: ignore
-    with pytest.raises(UnsupportedModelError, match="returns 2 arrays"):
-        trace(Heads(False).apply, variables, X)
+    side_by_side = trace(Heads(False).apply, variables, X)
+    assert isinstance(side_by_side.nodes[-1], Concat)
 
 
 @pytest.mark.parametrize(
@@ -616,8 +634,8 @@ def by_numpy(phi, layers, x) -> np.ndarray:
 
 
 def test_other_models_are_refused_with_the_reason() -> None:
-    with pytest.raises(UnsupportedModelError, match="returns 2 arrays"):
-        trace(lambda w, x: (x @ w[0], x @ w[1]), W, X)
+    with pytest.raises(UnsupportedModelError, match="returns no array that depends"):
+        trace(lambda w, x: w @ w, W, X)
     with pytest.raises(UnsupportedModelError, match="JAX cannot record the function"):
         trace(lambda w, x: x @ w[0] if x[0, 0] > 0 else x, W, X)
     with pytest.raises(UnsupportedModelError, match="as an embedding does"):

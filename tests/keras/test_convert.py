@@ -324,11 +324,17 @@ def test_the_report_says_what_was_done(original) -> None:
         assert words in said
 
 
-def test_a_sigmoid_that_makes_a_probability_is_not_replaced_in_silence() -> None:
+@pytest.mark.parametrize("end", ["sigmoid", "tanh", "softmax", "log_softmax"])
+def test_what_makes_probabilities_or_the_range_of_outputs_stays(end) -> None:
     hidden = [layers.Dense(8, activation="relu") for _ in range(2)]
-    model = keras.Sequential([keras.Input((8,)), *hidden, layers.Dense(1, activation="sigmoid")])
-    with pytest.raises(UnsupportedModelError, match="from_logits=True"):
-        convert(model, method=TAT(eta=0.1))
+    model = keras.Sequential([keras.Input((8,)), *hidden, layers.Dense(3, activation=end)])
+    new = convert(model, method=TAT(eta=0.1), seed=0)
+    assert len(of(new, ShapedActivation)) == 2
+    assert "computed after the network, kept" in str(new.skipless_report)
+    before = keras.Model(new.input, new.get_layer(model.layers[-1].name).output)
+    x = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
+    expected = keras.activations.get(end)(before(x))
+    assert np.allclose(ops.convert_to_numpy(new(x)), ops.convert_to_numpy(expected), atol=1e-6)
 
 
 def test_a_network_of_nothing_but_a_sigmoid_is_converted() -> None:

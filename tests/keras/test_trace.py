@@ -366,8 +366,12 @@ def test_a_layer_of_the_users_own_is_read_by_its_operations() -> None:
     assert trace(functional(lambda x: Scale()(dense()(x)))) == Graph.chain(1)
 
 
-def test_a_softmax_at_the_end_belongs_to_the_loss() -> None:
+def test_a_network_ends_before_what_makes_the_form_of_its_outputs() -> None:
     ends = [
+        lambda x: dense(4, activation="sigmoid")(x),
+        lambda x: layers.Reshape((2, 2))(ops.tanh(dense(4)(x))),
+        lambda x: layers.Rescaling(3.0, 1.0)(dense(4)(x)),
+        lambda x: (lambda y: y - ops.mean(y, axis=1, keepdims=True))(dense(4)(x)),
         lambda x: dense(4, activation="softmax")(x),
         lambda x: layers.Softmax()(dense(4)(x)),
         lambda x: ops.log_softmax(dense(4)(x)),
@@ -448,12 +452,14 @@ REFUSED = {
     ),
     "activation that is not pointwise": (
         lambda: functional(
-            dense(activation=lambda x: ops.flip(x, axis=1) * ops.relu(x), name="mine")
+            lambda x: dense()(
+                dense(activation=lambda x: ops.flip(x, axis=1) * ops.relu(x), name="mine")(x)
+            )
         ),
         "mine computes a pointwise function that is none of the known activations",
     ),
     "unknown operation": (
-        lambda: functional(lambda x: ops.sort(dense()(x))),
+        lambda: functional(lambda x: dense()(ops.sort(dense()(x)))),
         r"\(Sort\) is an unknown operation, which has no",
     ),
     "unknown layer": (
@@ -466,8 +472,8 @@ REFUSED = {
     ),
     "uneven slopes": (
         lambda: functional(
-            lambda x: layers.PReLU(alpha_initializer=keras.initializers.RandomNormal(seed=0))(
-                dense()(x)
+            lambda x: dense()(
+                layers.PReLU(alpha_initializer=keras.initializers.RandomNormal(seed=0))(dense()(x))
             )
         ),
         "none of the known activations",

@@ -651,3 +651,43 @@ class PaddedToItsSkip(nn.Module):
 def test_padding_by_computed_amounts_is_converted_for_every_size() -> None:
     model = convert(PaddedToItsSkip(), torch.zeros(2, 3, 31, 29), TAT(eta=0.1))
     assert model(torch.zeros(3, 3, 17, 19)).shape == (3, 16, 17, 19)
+
+
+class Duelling(nn.Module):
+    """A Q-network with a policy beside it, whose sums must stay as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+        self.value, self.advantage = nn.Linear(64, 1), nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.body(x)
+        value, advantage = self.value(x), self.advantage(x)
+        q = value + advantage - advantage.mean(1, keepdim=True)
+        return {"q": q, "policy": torch.softmax(advantage, 1)}
+
+
+def test_what_is_computed_after_the_network_stays() -> None:
+    new = convert(Duelling(), torch.randn(4, 6), TAT(eta=0.3))
+    assert sum(isinstance(module, TReLU) for module in new.modules()) == 2
+    x = torch.randn(5, 6)
+    hidden = new.get_submodule("body.2")(
+        new.get_submodule("body.1")(new.get_submodule("body.0")(x))
+    )
+    hidden = new.get_submodule("body.3")(hidden)
+    value, advantage = (new.get_submodule(name)(hidden) for name in ("value", "advantage"))
+    assert torch.allclose(new(x)["q"].mean(1, keepdim=True), value, atol=1e-6)
+    assert torch.allclose(new(x)["policy"], advantage.softmax(1), atol=1e-6)
+    assert "computed after the network, kept" in str(new.skipless_report)
+
+
+@pytest.mark.parametrize("end", [nn.Sigmoid(), nn.Tanh(), nn.Softmax(1), nn.LogSoftmax(1)])
+def test_the_range_of_the_outputs_stays_also_in_folded_networks(end) -> None:
+    layers = [m for _ in range(3) for m in (nn.Linear(8, 8), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(8, 3), end)
+    new, x = convert(model, torch.randn(2, 8), TAT(eta=0.3)), torch.randn(16, 8)
+    assert sum(isinstance(module, TReLU) for module in new.modules()) == 3
+    logits = new.get_submodule("6")(nn.Sequential(*list(new.children())[:6])(x))
+    assert torch.allclose(new(x), end(logits), atol=1e-6)
+    assert torch.allclose(fold(new)(x), new(x), atol=1e-5)

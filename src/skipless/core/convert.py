@@ -208,8 +208,8 @@ class Writer(ABC, Generic[T, V]):
         """Whether the layer that makes `tensor` had no bias, and has one now."""
 
 
-def write(plan: Plan[T], writer: Writer[T, V]) -> tuple[V, list[Change]]:
-    """Write the new model by `writer`; returns its output and what was changed."""
+def write(plan: Plan[T], writer: Writer[T, V]) -> tuple[list[V], list[Change]]:
+    """Write the new model by `writer`; returns its outputs and what was changed."""
     return _Process(plan, writer).run()
 
 
@@ -223,7 +223,7 @@ class _Process(Generic[T, V]):
         self._negated: dict[T, V] = {}
         self._activated: dict[int, V] = {}
 
-    def run(self) -> tuple[V, list[Change]]:
+    def run(self) -> tuple[list[V], list[Change]]:
         needed = self._needed()
         for tensor in layers_at_norms(self.steps, needed):
             if self.writer.give_bias(tensor):
@@ -234,11 +234,11 @@ class _Process(Generic[T, V]):
         for tensor, step in self.steps.items():
             if step.kind == "affine" and tensor not in needed:
                 self._changed("layer of a shortcut removed", tensor)
-        return self._use(self.plan.reading.output), self._changes
+        return [self._use(output) for output in self.plan.reading.outputs], self._changes
 
     def _needed(self) -> set[T]:
         """The recorded tensors that the new model is made of."""
-        waiting = [self.plan.reading.output]
+        waiting = list(self.plan.reading.outputs)
         needed = {next(iter(self.steps))}
         while waiting:
             if (tensor := waiting.pop()) not in needed:
@@ -272,6 +272,9 @@ class _Process(Generic[T, V]):
                 return self._add(tensor, step)
             case Step(kind="input") if not self.writer.reads(tensor):
                 return self.writer.input(tensor)
+            case Step(kind="output"):
+                self._changed("computed after the network, kept", tensor)
+                return self.writer.copy(tensor, self._use)
             case _:
                 return self.writer.copy(tensor, self._use)
 

@@ -185,11 +185,14 @@ class Preparation(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Unsupported:
-    """An operation without Q and C maps; `message` says which, and what to do."""
+class Unsupported(Generic[T]):
+    """An operation without Q and C maps; `message` says which, and what to do.
+
+    With `sources`, it may be computed after the network, from its results.
+    """
 
     message: str
-    sources: tuple[()] = ()
+    sources: tuple[T, ...] = ()
 
 
 Operation = (
@@ -202,7 +205,7 @@ Operation = (
     | Pointwise[T]
     | ShapedCall[T]
     | Preparation[T]
-    | Unsupported
+    | Unsupported[T]
 )
 
 
@@ -225,8 +228,8 @@ class Recorded(ABC, Generic[T]):
 
     @property
     @abstractmethod
-    def output(self) -> T:
-        """The network's output; raises `UnsupportedModelError` if there are several."""
+    def outputs(self) -> Sequence[T]:
+        """What the network returns, of the tensors that depend on its input."""
 
     @abstractmethod
     def origin(self, tensor: T) -> str:

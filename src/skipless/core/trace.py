@@ -8,19 +8,20 @@ A pointwise function is known by its values on `PROBE`. Consecutive pointwise op
 composed until something else reads the result. Only then is it recognised: as an activation, a
 factor, several activations in a row, or constants that standardise the input.
 
-Axes are followed from the input on, because channels must stay apart. Locations may be pooled and
-padded, since each is as good as another. The mean of channels, however, has another q value than
-they have, and so have channels padded with zeros, or branches that are pooled as one array.
+What no layer reads may be anything, such as probabilities or the value and the advantages of a
+duelling Q-network: the signal has left the network, which ends before it.
 """
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, NamedTuple, TypeVar, assert_never
+from itertools import permutations
+from typing import Generic, Literal, TypeVar, assert_never
 
 from . import record as rec
 from .activations import Activation, Array
+from .axes import Axes, Roles, find_axes, follow_axes
 from .graph import Graph, GraphBuilder
 from .recognise import PROBE, ScaledActivation, recognise
 from .record import Recorded, UnsupportedModelError
@@ -28,7 +29,12 @@ from .record import Recorded, UnsupportedModelError
 __all__ = ["Axes", "Notes", "Reading", "Step", "UnsupportedModelError", "read"]
 
 T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
-Kind = Literal["input", "affine", "norm", "move", "concat", "sum", "activation", "scale"]
+Kind = Literal["input", "affine", "norm", "move", "concat", "sum", "activation", "scale", "output"]
+# Activations that give outputs their range, if they end a network and occur nowhere else in it.
+_RANGES = {
+    "sigmoid", "tanh", "softplus", "log_sigmoid", "hard_sigmoid", "hard_tanh", "softsign"
+}  # fmt: skip
+_FORMS = {"exp", "clamp", "clamp_min", "clamp_max", "clip"}  # no activations, but of outputs
 FEW = 16  # with fewer channels in a group, weighted sums of them are not normal
 
 
@@ -37,7 +43,8 @@ class Step(Generic[T]):
     """What a tensor is to the graph: an operation of this kind on `inputs`.
 
     It is `scale` times what the graph has at `node`. The input of an activation is the tensor that
-    the whole function is applied to; `phi` is known if it was recognised by its values.
+    the whole function is applied to; `phi` is known if it was recognised by its values. An "output"
+    is what is computed after the network, from its results.
     """
 
     kind: Kind
@@ -56,14 +63,6 @@ class Notes:
 
 
 @dataclass(frozen=True)
-class Axes:
-    """The axes of a tensor: the one of `samples`, and those over which channels run."""
-
-    samples: int
-    channels: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Reading(Generic[T]):
     """The graph of a recorded network, and how it lies in the record.
 
@@ -74,7 +73,7 @@ class Reading(Generic[T]):
     notes: Notes
     steps: Mapping[T, Step[T]]
     axes: Mapping[T, Axes]
-    output: T
+    outputs: Sequence[T]
 
     def tensors(self) -> dict[int, tuple[T, float]]:
         """For nodes of the graph, a recorded tensor and the factor by which it is larger."""
@@ -82,7 +81,7 @@ class Reading(Generic[T]):
         for tensor, step in self.steps.items():
             if step.kind in ("input", "affine"):  # the last one: prepared, or with its bias
                 found[step.node] = (tensor, 1.0)
-            elif step.kind != "move":
+            elif step.kind not in ("move", "output"):
                 found.setdefault(step.node, (tensor, step.scale))
         return found
 
@@ -94,9 +93,12 @@ class Reading(Generic[T]):
 
 def read(record: Recorded[T]) -> Reading[T]:
     """The graph of a recorded network; raises where it does what has no Q and C maps."""
+    roles = follow_axes(record)
+    beyond, ends = _find_ends(record, roles)
     reader = _Reader(record)
-    graph = reader.read()
-    return Reading(graph, reader.notes, reader.steps, _find_axes(record), record.output)
+    graph = reader.read(beyond, ends)
+    axes = find_axes(record, roles, beyond)
+    return Reading(graph, reader.notes, reader.steps, axes, record.outputs)
 
 
 @dataclass(frozen=True)
@@ -130,15 +132,46 @@ class _Reader(Generic[T]):
         self._narrow: set[int] = set()  # layers of few channels
         self._weights: set[Hashable] = set()
 
-    def read(self) -> Graph:
+    def read(self, beyond: Collection[T], ends: Sequence[T]) -> Graph:
+        """The graph up to the tensors `ends`, without what is computed `beyond` them."""
         start = self.record.input
         self._set(start, "input", self._builder.input(origin=self.record.origin(start)))
         for tensor, operation in self.record.operations.items():
-            self._read(tensor, operation)
-        last = self._at(self.record.output)
+            if tensor not in beyond:
+                self._read(tensor, operation)
+        last, *others = [self._at(self._before_range(end)) for end in ends]
+        if others:  # side by side, each with the same share
+            last = self._builder.concat([last, *others], [1.0] * len(ends))
         if last != len(self._builder.nodes) - 1:  # dead ends come after the output: close it off
             self._builder.sum([last], [1.0])
+        for tensor in filter(beyond.__contains__, self.record.operations):
+            self.steps[tensor] = Step("output", last, tuple(self._sources(tensor)))
         return self._builder.build()
+
+    def _before_range(self, end: T) -> T:
+        """What the function that gives outputs their range reads, or `end` if there is none.
+
+        That is one that ends the network and occurs nowhere else in it. It may be unknown, as where
+        outputs are scaled back to the units of the data.
+        """
+        value = self._values[end]
+        if end in self.steps or value.shaped or value.node == 0 or self._is_node(end):
+            return end
+        found = self._recognise(end, value.values)
+        if found is None:
+            between = (self.record.operations[t] for t in self._between(value.base, end))
+            is_range = all(
+                isinstance(o, rec.Pointwise) and (o.affine or o.name.lower() in _FORMS)
+                for o in between
+            )
+        else:
+            others = [step.phi for step in self.steps.values() if step.kind == "activation"]
+            names = {phi.name for phi in others if phi is not None}
+            is_range = bool(others) and getattr(found.phi, "name", "") in _RANGES - names
+        if not is_range:
+            return end
+        self.steps[end] = Step("output", value.node, (value.base,))
+        return value.base
 
     def _read(self, tensor: T, operation: rec.Operation[T]) -> None:
         match operation:
@@ -170,7 +203,7 @@ class _Reader(Generic[T]):
                         "network; only an input can be normalised so. Make it the first layer."
                     )
                 self._set(tensor, "input", 0, sources)
-            case rec.Unsupported(message):
+            case rec.Unsupported(message=message):
                 raise UnsupportedModelError(message)
             case _:
                 assert_never(operation)
@@ -418,94 +451,86 @@ class _Reader(Generic[T]):
         return self._readers[tensor] > 1
 
 
-class _Roles(NamedTuple):
-    """The axes of a tensor over which samples run, and channels, and branches side by side."""
+def _find_ends(record: Recorded[T], roles: Mapping[T, Roles]) -> tuple[set[T], list[T]]:
+    """What is computed after the network, and the tensors that end it: outputs, or what these read.
 
-    samples: frozenset[int] = frozenset()
-    channels: frozenset[int] = frozenset()
-    branches: frozenset[int] = frozenset()
-
-
-def _find_axes(record: Recorded[T]) -> dict[T, Axes]:
-    """The axes of every tensor; refuses a network that pools channels or branches, or pads them."""
-    roles = _follow(record, record.operations, _input_channels(record))
-    for tensor, operation in record.operations.items():
-        if isinstance(operation, rec.Move):
-            where = record.origin(tensor)
-            _require_channels_apart(where, operation, roles[operation.sources[0]])
-    axes: dict[T, Axes] = {}
-    for tensor, known in roles.items():
-        usual = next(iter(record.channel_candidates(record.rank(tensor))), 0)
-        channels = tuple(sorted(known.channels)) or (usual,)
-        axes[tensor] = Axes(min(known.samples, default=0), channels)
-    return axes
-
-
-def _require_channels_apart(where: str, move: rec.Move[T], roles: _Roles) -> None:
-    if move.axes.pooled & (roles.channels | roles.branches):
-        raise UnsupportedModelError(
-            f"{where} computes {move.name} over channels or branches, as maxout does; "
-            "only locations can be pooled. Use a pointwise activation instead, and add branches "
-            "one by one (a + b), not as an array of them."
-        )
-    # Where an image is made of features, channels lie along several axes. One of them is that of
-    # the next layer's channels; the others are locations, which may be padded.
-    if roles.channels and roles.channels <= move.axes.padded:
-        raise UnsupportedModelError(
-            f"{where} fills up channels by {move.name}, as shortcuts without weights do "
-            "where a network widens. The new channels carry no signal, so q falls, and that has no "
-            "Q and C maps. Widen the network by a layer with weights, such as a 1x1 convolution."
-        )
+    Only what no layer reads can be after the network. If an end is computed from another, as in a
+    duelling Q-network that adds the value before it subtracts the mean of the advantages, the
+    network ends with its last layers, so that its sums stay as they are.
+    """
+    operations = record.operations
+    live, inner = set(record.outputs), set[T]()
+    for tensor in reversed(operations):
+        if tensor in live:
+            read = [source for source in operations[tensor].sources if source is not None]
+            live.update(read)
+            if tensor in inner or isinstance(operations[tensor], rec.Layer):
+                inner.update(read)
+    sources = {t: o.sources for t, o in operations.items() if t in live}
+    tail = [tensor for tensor in sources if tensor not in inner]
+    beyond: set[T] = set()
+    for tensor in tail:
+        if _may_end(tensor, operations, roles) or not beyond.isdisjoint(sources[tensor]):
+            beyond.add(tensor)
+    ends = _ends(beyond, sources, record.outputs, inner)
+    while moved := [end for end in ends if _only_moves(end, operations, tail)]:
+        beyond.update(moved)
+        ends = _ends(beyond, sources, record.outputs, inner)
+    if any(_depends(a, b, sources) for a, b in permutations(ends, 2)):
+        layers = (rec.Layer, rec.Bias)
+        beyond = {tensor for tensor in tail if not isinstance(operations[tensor], layers)}
+        ends = _ends(beyond, sources, record.outputs, inner)
+    if record.input in ends:
+        return set(), list(record.outputs)
+    for tensor, operation in operations.items():  # dead ends
+        if tensor not in live and not beyond.isdisjoint(operation.sources):
+            beyond.add(tensor)
+    return beyond, ends
 
 
-def _input_channels(record: Recorded[T]) -> frozenset[int]:
-    """The input's axis of channels: the one that the first layer sums over."""
-    before: dict[T, rec.Operation[T]] = {}
-    for tensor, operation in record.operations.items():
-        if isinstance(operation, rec.Layer):
-            for axis in record.channel_candidates(record.rank(record.input)):
-                channels = frozenset({axis})
-                known = _follow(record, before, channels)[operation.sources[0]]
-                if not known.channels.isdisjoint(operation.summed):
-                    return channels
-            break
-        before[tensor] = operation
-    return frozenset()  # as in a series of numbers, of which a layer makes one channel
+def _ends(
+    beyond: Collection[T],
+    sources: Mapping[T, Sequence[T | None]],
+    outputs: Sequence[T],
+    inner: Collection[T],
+) -> list[T]:
+    """The tensors that are read from `beyond` the network, or are outputs themselves."""
+    read = (source for tensor in sources if tensor in beyond for source in sources[tensor])
+    every = [tensor for tensor in (*read, *outputs) if tensor is not None]
+    found = list(dict.fromkeys(tensor for tensor in every if tensor not in beyond))
+    return [end for end in found if end not in inner] or found
 
 
-def _follow(
-    record: Recorded[T], operations: Mapping[T, rec.Operation[T]], of_input: frozenset[int]
-) -> dict[T, _Roles]:
-    """The roles of all axes, where channels run over the axes `of_input` of the input."""
-    start = _Roles(frozenset({0}) - of_input, of_input)
-    found = {record.input: start}
-    for tensor, operation in operations.items():
-        match operation:
-            case rec.Preparation():
-                found[tensor] = start
-            case rec.Layer(sources=(source, *_), made=made, axes=axes):
-                new, samples = frozenset(made), found[source].samples
-                samples = samples - new if axes is None else axes.carry(samples)
-                found[tensor] = _Roles(samples, new - samples or new)
-            case rec.Move(sources=(source,), axes=axes):
-                found[tensor] = _Roles(*map(axes.carry, found[source]))
-            case _:
-                found[tensor] = _side_by_side(record, tensor, operation, found)
-    return found
+def _depends(tensor: T, before: T, sources: Mapping[T, Sequence[T | None]]) -> bool:
+    """Whether `tensor` is computed from `before`."""
+    new, seen = {tensor}, set[T]()
+    while new:
+        seen |= new
+        new = {s for t in new for s in sources.get(t, ()) if s is not None} - seen
+    return before in seen
 
 
-def _side_by_side(
-    record: Recorded[T], tensor: T, operation: rec.Operation[T], found: Mapping[T, _Roles]
-) -> _Roles:
-    """The roles of axes after what is computed number by number, or concatenated."""
-    sources = [source for source in operation.sources if source is not None]
-    shifted: list[_Roles] = []
-    for source in sources:
-        more = record.rank(tensor) - record.rank(source)
-        shifted.append(_Roles(*(frozenset(axis + more for axis in a) for a in found[source])))
-    samples, channels, branches = zip(*shifted, strict=True)
-    together = frozenset[int]().union(*branches)
-    if isinstance(operation, rec.Concatenation) and len(set(sources)) > 1:
-        together |= {operation.axis}
-    # Where sources do not agree on their channels, these are not known.
-    return _Roles(samples[0], channels[0].intersection(*channels[1:]), together)
+def _may_end(tensor: T, operations: Mapping[T, rec.Operation[T]], roles: Mapping[T, Roles]) -> bool:
+    """Whether the operation of `tensor` is refused inside a network, and welcome after it."""
+    match operations[tensor]:
+        case rec.Unsupported(sources=sources):
+            return bool(sources)
+        case rec.Move(sources=(source,), axes=axes) if axes.pooled & roles[source].channels:
+            while isinstance(operation := operations.get(source), rec.Move):
+                (source,) = operation.sources
+            return isinstance(operation, rec.Layer | rec.Bias)
+        case _:
+            return False
+
+
+def _only_moves(tensor: T, operations: Mapping[T, rec.Operation[T]], tail: Collection[T]) -> bool:
+    """Whether `tensor` only arranges the results of a function anew."""
+    operation = operations.get(tensor)
+    if not isinstance(operation, rec.Move) or tensor not in tail or operation.approximate:
+        return False
+    if operation.axes.pooled or operation.axes.padded:
+        return False
+    (source,) = operation.sources
+    return isinstance(operations.get(source), rec.Pointwise) or _only_moves(
+        source, operations, tail
+    )

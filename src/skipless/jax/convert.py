@@ -341,7 +341,8 @@ def convert(
 
     Sums stay as they are written in `__call__`, so `shortcut_weight` must be None if there are any.
     They must be normalised: `w * x + sqrt(1 - w**2) * branch(x)`, with the shortcut starting before
-    an activation. Other sums, and activations that no module holds, are refused with advice.
+    an activation. Other sums, and activations that no module holds, are refused with advice. A
+    sigmoid or the like that gives outputs their range stays if it is written in `__call__`.
     """
     if not isinstance(model, nnx.Module):
         found = f"the class {model.__name__}" if isinstance(model, type) else repr(model)
@@ -353,8 +354,8 @@ def convert(
     _require_plain_weights(model)
     removed = replace(model, lambda value: isinstance(value, _Normalisation), Identity)
     held = replace(model, is_activation, Placeholder)
-    _require_all_held(_trace_with(model, example, lambda x: x), type(model).__name__)
-    graph = _trace_with(model, example, jnp.tanh)
+    graph = _trace_with(model, example, jax.nn.silu)
+    _require_all_held(_trace_with(model, example, lambda x: x), graph, type(model).__name__)
     _require_normalised(graph, shortcut_weight)
     graph = normalise_sums(graph)  # in float64, that is
     solution = solve(graph, method, activation, clamp=clamp)
@@ -392,9 +393,14 @@ def _trace_with(model: nnx.Module, example: ArrayLike, function: Function) -> Gr
     return trace(probe, example)
 
 
-def _require_all_held(graph: Graph, name: str) -> None:
-    """Raise if `graph` has activations, although all that modules hold are the identity."""
-    live = [graph.nodes[i] for i in sorted(graph.live)]
+def _require_all_held(bare: Graph, graph: Graph, name: str) -> None:
+    """Raise if `bare` has activations, although all that modules hold are the identity.
+
+    In `graph`, where they are not, the network may end before the last one, such as a sigmoid.
+    """
+    live = [bare.nodes[i] for i in sorted(bare.live)]
+    if isinstance(live[-1], Nonlinearity) and not isinstance(graph.nodes[-1], Nonlinearity):
+        live.pop()
     if left := [node.origin for node in live if isinstance(node, Nonlinearity)]:
         places = ", ".join(dict.fromkeys(filter(None, left)))
         raise UnsupportedModelError(

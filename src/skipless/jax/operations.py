@@ -27,9 +27,8 @@ _APART = "shape the parts before and after it on their own"
 UNKNOWN = ("", f"Leave it out of the traced function, or {_APART}.")
 _LOOP = (" along the input", f"Leave the recurrent part out of the traced function, or {_APART}.")
 PROBABILITIES = (
-    " for probabilities or attention",
-    "If it ends the network, let the loss compute it (softmax_cross_entropy of the logits); if it "
-    f"is part of attention, leave that out of the traced function, or {_APART}.",
+    " inside the network, as attention does",
+    f"Leave the attention out of the traced function, or {_APART}.",
 )
 UNCOVERED = {
     "scan": _LOOP,

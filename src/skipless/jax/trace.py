@@ -192,15 +192,12 @@ class Description(Recorded[Tensor]):
                 self._add(op)
 
     @property
-    def output(self) -> Tensor:
+    def outputs(self) -> Sequence[Tensor]:
         outputs = dict.fromkeys(t for t in self._record.outputs if t.signal)
         tensors = [t for t in outputs if t not in self._statistics]
-        if len(tensors) != 1:
-            raise UnsupportedModelError(
-                f"The function returns {len(tensors)} arrays that depend on its input, but only "
-                "networks with one output can be read. Wrap it in a function that returns one."
-            )
-        return tensors[0]
+        if not tensors:
+            raise UnsupportedModelError("The function returns no array that depends on its input.")
+        return tensors
 
     def origin(self, tensor: Tensor) -> str:
         op = tensor.operation
@@ -345,14 +342,16 @@ def _identity_move(
     return rec.Move((source,), name, rec.AxisMap.identity(len(source.shape)), rough, factor)
 
 
-def _combination(op: Operation, name: str) -> rec.Unsupported:
+def _combination(op: Operation, name: str) -> rec.Unsupported[Tensor]:
     return rec.Unsupported(rec.combines_branches(str(op.location), name))
 
 
-def _uncovered(op: Operation, name: str, about: tuple[str, str]) -> rec.Unsupported:
+def _uncovered(op: Operation, name: str, about: tuple[str, str]) -> rec.Unsupported[Tensor]:
     kind, advice = about
+    after = about in (kinds.UNKNOWN, kinds.PROBABILITIES)
     return rec.Unsupported(
-        f"{op.location} computes {name}{kind}, which has no Q and C maps. {advice}"
+        f"{op.location} computes {name}{kind}, which has no Q and C maps. {advice}",
+        tuple(op.signals) if after else (),
     )
 
 

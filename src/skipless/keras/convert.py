@@ -55,7 +55,7 @@ def convert(
     """A new Functional model like `model`, shaped by `method`; its `skipless_report` says how.
 
     It is changed as by `skipless.torch.convert`, whose arguments these are. The activation of a
-    layer becomes a layer behind it, and a sum a `WeightedAdd`. A softmax at the end stays.
+    layer becomes a layer behind it, and a sum a `WeightedAdd`.
 
     As with `keras.models.clone_model`, layers are made from their configurations, under their
     names, and what `compile` was given is kept. Models inside of the model are written out.
@@ -69,7 +69,6 @@ def convert(
     0.9
     """
     reading = read(model, example)
-    _require_no_probability(reading)
     planned = plan(reading, method, activation, shortcut_weight, clamp)
     solution = planned.solution
     sigmas = (solution.sigma_w, solution.sigma_b)
@@ -77,24 +76,13 @@ def convert(
     draw = lambda layer, path: initializers_for(layer, path, new_seed, *sigmas)
     shaped = partial(ShapedActivation.from_solution, solution, function)
     writer = _ModelWriter(reading, shaped, draw)
-    output, changes = write(planned, writer)
+    (output,), changes = write(planned, writer)
     converted = keras.Model(writer.start, output, name=model.name)
     planned.require_same_maps(read(converted).graph)
     if model.compiled:
         converted.compile_from_config(model.get_compile_config())
     converted.skipless_report = planned.report(changes, writer.untouched)
     return converted
-
-
-def _require_no_probability(reading: Reading) -> None:
-    """Refuse to replace a sigmoid that makes a probability of the output."""
-    output, names = reading.output, list(reading.activations.values())
-    if reading.activations.get(output) == "sigmoid" and names.count("sigmoid") == 1 < len(names):
-        raise UnsupportedModelError(
-            f"{output.call.path} ends the model with a sigmoid, which conversion would replace "
-            "like any other activation. Leave it to the loss: remove it, and use "
-            "keras.losses.BinaryCrossentropy(from_logits=True)."
-        )
 
 
 class _ModelWriter(Writer[Tensor, Any]):
@@ -137,7 +125,7 @@ class _ModelWriter(Writer[Tensor, Any]):
         call = tensor.call
         if call.part == "depthwise":  # the layer is called as a whole, at its second part
             return use(tensor.inputs[0])
-        if call.part == "activation":  # the softmax at the end
+        if call.part == "activation":  # after the network
             activation = getattr(call.operation, "activation", None)
             name = self._free(f"{call.path.split('/')[-1]}_activation", call.path)
             layer = layers.Activation(activation, name=name, dtype=tensor.dtype)

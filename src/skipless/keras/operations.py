@@ -1,8 +1,10 @@
 """The layers and operations of Keras by what they mean to the theory."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 from keras import layers, ops
@@ -10,6 +12,9 @@ from keras import layers, ops
 from skipless.core.record import Unsupported
 
 from .activations import Array
+
+if TYPE_CHECKING:
+    from .record import Tensor
 
 
 def _in_1d_to_3d(*names: str) -> tuple[type[Any], ...]:
@@ -80,7 +85,7 @@ _INDICES = (
 )
 _PROBABILITIES = (
     "computes a softmax inside the network,",
-    f"As the last layer it may stay; if it is part of attention, leave that out, or {_APART}.",
+    f"If it is part of attention, leave that out, or {_APART}.",
 )
 _GATE = (
     "multiplies one half of its input by a gate,",
@@ -106,12 +111,15 @@ def op_name(operation: object) -> str:
     return "" if isinstance(operation, layers.Layer) else type(operation).__name__
 
 
-def unsupported(where: str, operation: object, kind: str = "") -> Unsupported:
+def unsupported(tensor: Tensor, kind: str = "") -> Unsupported[Tensor]:
     """An operation without maps: what `kind` of operation it is, and what to do."""
-    name = type(operation).__name__
-    what = "operation" if op_name(operation) else "layer"
-    does, advice = _UNCOVERED.get(kind or name, (f"is an unknown {what},", _LEAVE_OUT))
-    return Unsupported(f"{where} ({name}) {does} which has no Q and C maps. {advice}")
+    operation = tensor.call.operation
+    name, of_ops = type(operation).__name__, bool(op_name(operation))
+    unknown = (f"is an unknown {'operation' if of_ops else 'layer'},", _LEAVE_OUT)
+    about = does, advice = _UNCOVERED.get(kind or name, unknown)
+    message = f"{tensor.call.path} ({name}) {does} which has no Q and C maps. {advice}"
+    after = about is _PROBABILITIES or (about is unknown and of_ops)
+    return Unsupported(message, tuple(tensor.inputs) if after else ())
 
 
 def channels(layer: Any, part: str) -> tuple[int | None, bool]:

@@ -49,9 +49,8 @@ _MANY = 2**6 * 3**3 * 5 * 7  # locations, which most numbers divide
 def trace(model: keras.Model, example: object = None) -> Graph:
     """The graph of a Functional or Sequential `model`, each node with the name of its layer.
 
-    Models inside it are read as if they were written out. A softmax at the end belongs to the loss.
-    Otherwise it is as `skipless.torch.trace`. Only a Sequential model that is not built needs an
-    `example`, an input or its shape.
+    Models inside it are read as if they were written out; the rest is as in `skipless.torch.trace`.
+    Only a Sequential model that is not built needs an `example`, an input or its shape.
 
     >>> dense = lambda: keras.layers.Dense(4, activation="relu")
     >>> trace(keras.Sequential([keras.Input((3,)), dense(), dense()])) == Graph.chain(2)
@@ -83,8 +82,8 @@ class Description(Recorded[Tensor]):
         self._rounded: set[Tensor] = set()  # whose values are of float32
 
     @property
-    def output(self) -> Tensor:
-        return self._output
+    def outputs(self) -> Sequence[Tensor]:
+        return (self._output,)
 
     def origin(self, tensor: Tensor) -> str:
         return tensor.call.path
@@ -115,14 +114,12 @@ class Description(Recorded[Tensor]):
         inputs = tuple(tensor.inputs)
         if is_stock(called, (PerLocationNormalization,)):
             return rec.Preparation(inputs)
-        if _is_softmax(tensor):  # at the end it belongs to the loss
-            if tensor is not self._output:
-                return unsupported(tensor.call.path, called, "Softmax")
-            return _move(tensor)
+        if _is_softmax(tensor):
+            return unsupported(tensor, "Softmax")
         activates = is_stock(called, (ShapedActivation, *kinds.ACTIVATIONS))
         if activates or tensor.call.part == "activation":
             if _function(tensor.call) is keras.activations.glu:
-                return unsupported(tensor.call.path, called, "Glu")
+                return unsupported(tensor, "Glu")
             if isinstance(_function(tensor.call), ShapedActivation):
                 return rec.ShapedCall((inputs[0],))
             return rec.Pointwise(inputs, type(called).__name__)
@@ -139,13 +136,13 @@ class Description(Recorded[Tensor]):
             weights = _weights(called, len(inputs))
             return rec.Pointwise(inputs, type(called).__name__, weights, affine)
         if ".image_preprocessing." in type(called).__module__:  # augmentation
-            return rec.Preparation(inputs, unsupported(tensor.call.path, called).message)
+            return rec.Preparation(inputs, unsupported(tensor).message)
         if is_stock(called, kinds.APPROXIMATE_MOVES) or name in kinds.OP_APPROXIMATE_MOVES:
             return _move(tensor, type(called).__name__)
         if is_stock(called, kinds.MOVES) or name in kinds.OP_MOVES or _returns_its_input(called):
             smooth = getattr(called, "interpolation", "nearest")
             return _move(tensor, "" if smooth == "nearest" else str(smooth))
-        return unsupported(tensor.call.path, called)
+        return unsupported(tensor)
 
 
 def _move(tensor: Tensor, approximate: str = "") -> rec.Move[Tensor]:

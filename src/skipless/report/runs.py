@@ -24,7 +24,7 @@ from .sections import Section
 from .svg import STYLES, Chart, Line, logarithmic_axis
 
 RESULTS = (
-    "best", "last", "training accuracy", "training loss", "epochs", "seconds", "ending",
+    "ending", "best", "last", "training accuracy", "training loss", "epochs", "seconds",
 )  # fmt: skip
 
 _SAME_SPEED = 1.1  # up to this factor between seconds per epoch, charts by time show nothing new
@@ -129,13 +129,13 @@ class _Run:
         if self.epochs < self.planned and self.settings.get("steps") is None:  # not if one is NaN
             reached += f" of {self.planned:g}"
         return [
+            self.ending,
             _format(self.best, ".1%"),
             _format_last(self.evaluations, ".1%"),
             _format_last(points_by(self.record, "train", "accuracy", "step"), ".1%"),
             _format_last(self.losses, ".3g"),
             reached,
             _format(self.seconds, ".0f" if self.seconds >= 10 else ".1f"),
-            self.ending,
         ]
 
     def described(self, names: Sequence[str]) -> list[str]:
@@ -215,7 +215,7 @@ def _best(ranked: Sequence[_Run], differing: Sequence[str]) -> str:
 
 def _describe_divergence(run: _Run) -> str:
     rate = number(run.divergence or {}, "learning_rate")
-    words = f", with learning rate {rate:.3g}" if math.isfinite(rate) else ""
+    words = f", with learning rate {rate:.4g}" if math.isfinite(rate) else ""
     last = f"; the last finite loss is {run.losses[-1][1]:.3g}" if run.losses else ""
     return f"Diverged: {run.name}, {run.place}{words}{last}."
 

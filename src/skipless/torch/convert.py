@@ -76,6 +76,8 @@ def convert(
       ResNets, the shortcut starts before the activation of the block before it, as in
       pre-activation (v2) ones: the theory asks for that (`core.rescale`).
     - Weights and biases are re-initialised, as `initialize_` does.
+    - What is computed after the network stays: probabilities, a sigmoid or tanh that occurs only
+      there, the sums of a duelling Q-network.
 
     Layers and parameters that remain keep their names. The model is a `torch.fx.GraphModule` for
     the course that `model` takes on `example`, with sizes left open that it does not fix.
@@ -103,8 +105,8 @@ def convert(
     solution = planned.solution
     shaped = lambda: ShapedActivation.from_solution(solution, function).to(example.device)
     writer = _GraphWriter(copied, reading, shaped)
-    output, changes = write(planned, writer)
-    writer.close(output)
+    outputs, changes = write(planned, writer)
+    writer.close(outputs)
     converted = ConvertedModel(writer.parts, writer.new, type(model).__name__)  # pyright: ignore[reportArgumentType]
     converted.graph.eliminate_dead_code()
     converted.recompile()
@@ -166,7 +168,7 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
             if call not in self._normalised:
                 self._normalised[call] = self._call(path, module, inputs)
             return self._normalised[call]
-        if step.kind in ("affine", "move") and (own := self._layer(tensor)) is not None:
+        if step.kind in ("affine", "move", "output") and (own := self._layer(tensor)) is not None:
             layer = self.modules[own]
             if isinstance(layer, nn.modules.dropout._DropoutNd):
                 layer.inplace = False  # what it would overwrite may have other readers now
@@ -211,12 +213,13 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
         layer.bias = nn.Parameter(layer.weight.new_zeros(ops.layer_width(layer)))
         return True
 
-    def close(self, output: fx.Node) -> None:
-        """Return `output` in the structure that the model gives it, such as a dictionary."""
+    def close(self, outputs: Sequence[fx.Node]) -> None:
+        """Return `outputs` in the structure that the model gives them, such as a dictionary."""
         program = self.reading.program
         (results,) = next(reversed(program.graph.nodes)).args
         assert isinstance(results, list | tuple)
-        values = [output if isinstance(result, fx.Node) else result for result in results]
+        written = iter(outputs)
+        values = [next(written) if isinstance(result, fx.Node) else result for result in results]
         assert program.call_spec.out_spec is not None
         self.new.output(pytree.tree_unflatten(values, program.call_spec.out_spec))
 

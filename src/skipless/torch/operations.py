@@ -22,10 +22,12 @@ MOVES = {
     "upsample_nearest3d", "slice", "expand", "alias", "movedim", "unflatten", "pixel_shuffle",
     "pixel_unshuffle", "channel_shuffle", "select", "narrow", "getitem", "chunk", "split",
     "split_with_sizes", "flip", "roll", "repeat", "swapaxes", "numpy_T", "unsafe_chunk",
+    "expand_as",
 }  # fmt: skip
 APPROXIMATE_MOVES = {
     "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
     "adaptive_max_pool3d", "upsample_bilinear2d", "upsample_linear1d", "upsample_bicubic2d",
+    "max", "amax",
 }  # fmt: skip
 CONCATENATIONS = {"cat", "concat", "concatenate"}
 NORMS = {"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"}
@@ -49,17 +51,17 @@ _APART = "shape the parts before and after it on their own"
 UNKNOWN = ("", f"Leave it out of the traced module, or {_APART}.")
 _ATTENTION = (" for attention", f"Leave the attention out of the traced module, or {_APART}.")
 _RECURRENT = (" in a recurrent cell", f"Leave the cell out of the traced module, or {_APART}.")
-_PROBABILITIES = (
-    " for probabilities or attention",
-    "If it ends the network, let the loss compute it (nn.CrossEntropyLoss); if it is part of "
-    f"attention, leave that out of the traced module, or {_APART}.",
+PROBABILITIES = (
+    " inside the network, as attention does",
+    f"Leave the attention out of the traced module, or {_APART}.",
 )
 UNCOVERED = {
     "scaled_dot_product_attention": _ATTENTION,
     "multi_head_attention_forward": _ATTENTION,
-    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), _PROBABILITIES),
+    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), PROBABILITIES),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"), _RECURRENT),
     **dict.fromkeys(("rnn_tanh_cell", "rnn_relu_cell"), _RECURRENT),
+    "sum": ("", "Sum over places by their mean, which keeps q: x.mean(1) instead of x.sum(1)."),
     "glu": (" with a gate", "Replace the product of its halves by a sum, or leave it out."),
     "embedding": (" of indices", "Trace the network that reads the vectors, and not the indices."),
 }
@@ -107,6 +109,7 @@ def origin(node: fx.Node) -> str:
 
 _PRODUCTS = {"linear": 0, "matmul": 0, "mm": 0, "addmm": 1}  # and the place of the left factor
 _PERMUTATIONS = {"permute", "transpose", "t", "movedim", "swapaxes", "numpy_T"}
+_REDUCTIONS = {"mean", "max", "amax"}
 _POOL = re.compile(r"(adaptive_)?(?:avg|max)_pool([123])d")
 
 
@@ -135,16 +138,16 @@ def axis_map(move: fx.Node, source: fx.Node) -> AxisMap:
     dropped: Sequence[int] = ()
     if name == "select":
         dropped = [argument(move, 1, "dim", 0) % len(before)]
-    elif name == "mean" and len(after) < len(before):
-        dropped = _means(move, before)
+    elif name in _REDUCTIONS and len(after) < len(before):
+        dropped = _reduced(move, before)
     pooled, padded = _pooled(move, before), _padded(move, len(before))
     return AxisMap.between(before, after, dropped=dropped, pooled=pooled, padded=padded)
 
 
 def _pooled(move: fx.Node, before: Sequence[int]) -> list[int]:
     name = operation(move)
-    if name == "mean":
-        return [axis for axis in _means(move, before) if before[axis] != 1]
+    if name in _REDUCTIONS:
+        return [axis for axis in _reduced(move, before) if before[axis] != 1]
     if (pool := _POOL.fullmatch(name)) is None:
         return []
     locations = range(len(before) - int(pool[2]), len(before))
@@ -165,8 +168,11 @@ def _padded(move: fx.Node, rank: int) -> list[int]:
     return [rank - 1 - place // 2 for place, more in enumerate(amounts) if _number(more) > 0]
 
 
-def _means(move: fx.Node, before: Sequence[int]) -> list[int]:
-    axes = argument(move, 1, "dim") or range(len(before))
+def _reduced(move: fx.Node, before: Sequence[int]) -> list[int]:
+    given = argument(move, 1, "dim")
+    axes = (
+        range(len(before)) if given in (None, []) else [given] if isinstance(given, int) else given
+    )
     return [axis % len(before) for axis in axes]
 
 

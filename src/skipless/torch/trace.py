@@ -107,18 +107,17 @@ class Description(Recorded[fx.Node]):
                 self._constants[node] = tensor if isinstance(tensor, torch.Tensor) else None
 
     @property
-    def output(self) -> fx.Node:
+    def outputs(self) -> Sequence[fx.Node]:
         (results,) = next(reversed(self.program.graph.nodes)).args
         assert isinstance(results, list | tuple)
-        nodes = [r for r in results if isinstance(r, fx.Node)]
-        tensors = [r for r in nodes if self._depends_on_input(r)]
-        if len(tensors) != 1 or len(nodes) != 1:
+        nodes = [result for result in results if isinstance(result, fx.Node)]
+        count = sum(map(self._depends_on_input, nodes))
+        if not nodes or count < len(nodes):
             raise UnsupportedModelError(
-                f"The model returns {len(nodes)} tensors, {len(tensors)} of which depend on its "
-                "input, but only networks with one output can be read. Wrap it in a module that "
-                "returns one."
+                f"The model returns {len(nodes)} tensors, {count} of which depend on its input. "
+                "Wrap it in a module that returns only these."
             )
-        return self._memory.latest(tensors[0])
+        return [self._memory.latest(node) for node in nodes]
 
     def origin(self, tensor: fx.Node) -> str:
         return tensor.name if tensor is self.input else origin(tensor)
@@ -186,7 +185,8 @@ class Description(Recorded[fx.Node]):
             return self._layer(node, sources)
         if name in ops.NORMS:
             return rec.Norm((first,))
-        if name in ops.MOVES or name in ops.APPROXIMATE_MOVES:
+        of_two = name == "max" and len(sources) > 1
+        if name in ops.MOVES or (name in ops.APPROXIMATE_MOVES and not of_two):
             approximate = name if name in ops.APPROXIMATE_MOVES else ""
             return rec.Move((first,), operation(node), ops.axis_map(node, first), approximate)
         if name in ops.CONCATENATIONS:
@@ -196,9 +196,10 @@ class Description(Recorded[fx.Node]):
             sums = {"add": (1.0, float(alpha)), "sub": (1.0, -float(alpha))}
             weights = sums.get(name) if len(sources) == 2 else None
             return rec.Pointwise(tuple(sources), name, weights, affine=name in _ARITHMETIC)
-        kind, advice = ops.UNCOVERED.get(name, ops.UNKNOWN)
+        about = kind, advice = ops.UNCOVERED.get(name, ops.UNKNOWN)
         message = f"{origin(node)} computes {name}{kind}, which has no Q and C maps. {advice}"
-        return rec.Unsupported(message)
+        after = about in (ops.UNKNOWN, ops.PROBABILITIES)
+        return rec.Unsupported(message, tuple(sources) if after else ())
 
     def _shaped_call(self, node: fx.Node) -> str | None:
         stack: Mapping[str, tuple[str, object]] = node.meta.get("nn_module_stack") or {}
