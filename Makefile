@@ -29,7 +29,7 @@ endef
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help demo test front-door faults test-core check bench bench-peers docs jax-example reproduce results demo-results figures clean
+.PHONY: help demo test front-door faults soak test-core check bench bench-peers docs jax-example reproduce results demo-results figures clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ front-door: .venv/.dev  ## paste every block of README and five pages into new c
 
 faults: .venv/.dev  ## fail, delay or kill runs at each of their system calls, resume and compare
 	$(BIN)/python tests/faults/run.py
+
+soak: .venv/.dev  ## train for two hours (MINUTES=120) under slow disks, jumping clocks, kills and NaN
+	$(BIN)/python tests/soak.py --minutes $(or $(MINUTES),120)
 
 test-core: .venv-base/.test  ## run the tests of core on the base install, without any framework
 	.venv-base/bin/python -m pytest --quiet tests/core src/skipless/core

@@ -27,6 +27,7 @@ def preload(folder: Path) -> None:
     subprocess.run(command, check=True)
     environment = {**os.environ, "LD_PRELOAD": str(library), "FAULTS_SCRATCH": str(folder)}
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment |= {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     environment.pop("PYTHONWARNINGS", None)
     os.execve(sys.executable, [sys.executable, *sys.argv], environment)
 

@@ -7,16 +7,21 @@ import functools
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
+import signal
+import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from faults import trials
 from faults.trials import Mode, Scenario
 from skipless.cli import main
 from skipless.record import Record
@@ -122,6 +127,52 @@ def deployed(folder: Path) -> dict[str, Any]:
     }
 
 
+GRACE = 5.0  # seconds before SIGKILL; torchrun waits for 30
+THREE = SMALL | {"batch-size": 48, "checkpoint-every": 2}
+
+
+def train_in_three(folder: Path) -> int:
+    """Three processes train together; if one fails, the others are stopped, as by torchrun."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    running = [fork_rank(rank, port, folder) for rank in range(3)]
+    first, end = 0, math.inf
+    while running:
+        process, status = os.waitpid(-1, os.WNOHANG)
+        if process:
+            running.remove(process)
+            code = os.waitstatus_to_exitcode(status)
+            if code and not first:
+                first, end = code, time.monotonic() + GRACE
+                for other in running:
+                    os.kill(other, signal.SIGTERM)
+        elif time.monotonic() > end:
+            for other in running:
+                os.kill(other, signal.SIGKILL)
+        time.sleep(0.005)
+    return first
+
+
+def fork_rank(rank: int, port: int, folder: Path) -> int:
+    if process := os.fork():
+        return process
+    own = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    own |= {"WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 3}
+    os.environ |= {name: str(value) for name, value in own.items()}
+    # Its threads, in a fork, sometimes never end; the process does.
+    torch.distributed.destroy_process_group = lambda: None
+    if rank == 0:
+        trials.arm()
+    code = 1
+    try:
+        code = train(THREE, "--resume")(folder)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def search(folder: Path) -> int:
     """Two runs through the data base of a search, in this process."""
     options = {name.replace("-", "_"): value for name, value in SMALL.items()} | {"steps": 3}
@@ -173,10 +224,19 @@ def scenarios(scratch: Path) -> list[Scenario]:
             run_outcome,
             modes=few,
         ),
+        Scenario(
+            "3 processes",
+            train_in_three,
+            train_in_three,
+            run_outcome,
+            modes=few,
+            stride=50,
+            processes=3,
+        ),
         Scenario("report", report, report, lambda f: (f / "page.html").read_text(), copy_run),
-        Scenario("deploy", deploy, deploy, deployed, copy_run, few),
-        Scenario("search", search, search, searched, modes=few),
-        Scenario("reproduce", reproduce, reproduce, reproduced, modes=few),
+        Scenario("deploy", deploy, deploy, deployed, copy_run, few, stride=6),
+        Scenario("search", search, search, searched, modes=few, stride=20),
+        Scenario("reproduce", reproduce, reproduce, reproduced, modes=few, stride=200),
     ]
 
 
@@ -187,6 +247,8 @@ def warm_up(scratch: Path, chosen: list[Scenario]) -> None:
     run_all.__kwdefaults__["seconds_until_dead"] = 2
     quiet = io.StringIO()
     for scenario in chosen:
+        if scenario.processes > 1:
+            continue
         folder = Path(tempfile.mkdtemp(dir=scratch))
         scenario.prepare(folder)
         os.chdir(folder)

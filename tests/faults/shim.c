@@ -20,6 +20,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
@@ -47,7 +48,7 @@ void fault_arm(const char *folder, int chosen, long at, int number, long microse
 
 long fault_calls(void) { return calls; }
 
-/* Processes that are executed, such as workers, are armed by FAULT=mode:point:errno:us:root. */
+/* Programs are armed by FAULT=mode:point:errno:microseconds:root; a point of -n is every n-th. */
 __attribute__((constructor)) static void arm_from_environment(void) {
     const char *given = getenv("FAULT");
     int chosen, number, length = 0;
@@ -102,7 +103,7 @@ static int faulted(const char *call, const char *path, int takes_space, int *cut
         errno = ENOSPC;
         return 1;
     }
-    if (number != point) return 0;
+    if (point < 0 ? number % -point : number != point) return 0;
     switch (mode) {
     case ERROR: errno = error_number; return 1;
     case KILL: case POWER: if (cut) { *cut = 1; return 0; } if (mode == POWER) lose_unsynced(); raise(SIGKILL); return 0;
@@ -155,6 +156,17 @@ static int of_name(int folder, const char *name, char *path) {
 } while (0)
 
 #define PLAIN_FAULT(call) do { if (mode != OFF && faulted(call, "", 0, NULL)) return -1; } while (0)
+
+/* The clock on the wall; where CLOCK_JUMPS is given, it jumps by an hour every so many seconds. */
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    static int period = -1;
+    int failed = REAL(clock_gettime)(clock, now);
+    if (clock != CLOCK_REALTIME || failed) return failed;
+    if (period < 0) period = getenv("CLOCK_JUMPS") ? atoi(getenv("CLOCK_JUMPS")) : 0;
+    if (period) now->tv_sec += 3600 * (now->tv_sec / period % 3 - 1);
+    return 0;
+}
 
 /* Opening */
 

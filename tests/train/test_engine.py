@@ -1,6 +1,8 @@
 """The engine does what a loop written by hand does, and loses nothing."""
 
 import errno
+import io
+import itertools
 import math
 import os
 import signal
@@ -117,6 +119,28 @@ def test_a_run_that_is_over_is_left_as_it_is(tmp_path: Path) -> None:
     before = [path.stat().st_ino for path in Checkpoints(folder).paths()]
     assert toy_engine(PLAIN).run(folder, resume=True).finished
     assert [path.stat().st_ino for path in Checkpoints(folder).paths()] == before
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_clock_that_jumps_back_disturbs_neither_metrics_nor_the_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = itertools.count()
+    for module in ("time", "tqdm.std"):
+        monkeypatch.setattr(f"{module}.time", lambda: 1e9 - 3600.0 * next(hours))
+    monkeypatch.setattr("sys.stderr", shown := Terminal())
+    folder = run_folder(tmp_path / "run")
+    engine = toy_engine(replace(PLAIN, log_every=1))
+    engine.run(folder)
+    seconds = Record.read(folder).series("train", "seconds")[1]
+    assert seconds == sorted(seconds)
+    assert 0.0 < seconds[-1] < 600.0
+    last = shown.getvalue().split("\r")[-1]
+    assert f"{engine.total}/{engine.total} [00:" in last
 
 
 def test_what_a_killed_process_left_half_written_or_half_removed_goes_on_resuming(

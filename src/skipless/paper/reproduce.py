@@ -82,13 +82,13 @@ def run_item(
 ) -> Results:
     """All results of the item at the scale, whichever workers they come from."""
     if item.compute is not None:
-        started, where = time.time(), provenance()
+        started, where = time.monotonic(), provenance()
         values, lines = item.compute(scale)
         origin: dict[str, Json] = {
             "started": where["started"],
             "machines": [where["machine"]],
             "versions": [where["versions"]],
-            "seconds": round(time.time() - started),
+            "seconds": round(time.monotonic() - started),
         }
         return Results(item.name, scale, origin, values=tuple(values), lines=tuple(lines))
     runs = item.runs(scale, seeds, options)

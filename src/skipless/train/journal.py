@@ -52,9 +52,13 @@ class RunLog(AbstractContextManager["RunLog"]):
             self._write_event(0, file_version="brain.Event:2")
             # TensorBoard forgets events of earlier files from this step on.
             self._write_event(step + 1, session_log={"status": "START"})
-        self._written = {(str(row["kind"]), int(number(row, "step"))) for row in rows}
+        self._found = {(str(row["kind"]), int(number(row, "step"))) for row in rows}
+        self._newest: dict[str, int] = {}  # written since, by kind: all would fill the memory
         off = not (progress and sys.stderr.isatty())
         self._bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True, disable=off)
+        if not off:  # the clock on the wall, which tqdm looks at, may jump
+            self._bar._time = time.monotonic  # pyright: ignore[reportAttributeAccessIssue]
+            self._bar.start_t = self._bar.last_print_t = time.monotonic()
         self._bar_texts: dict[str, str] = {}
 
     def __exit__(self, *_: object) -> None:
@@ -63,8 +67,8 @@ class RunLog(AbstractContextManager["RunLog"]):
             self._events.close()
 
     def has(self, kind: str, step: int) -> bool:
-        """Whether there is a row of this kind for this step."""
-        return (kind, step) in self._written
+        """Whether there was a row of this kind for this step before, or is as the newest one."""
+        return (kind, step) in self._found or self._newest.get(kind) == step
 
     def advance(self, step: int) -> None:
         """Move the bar to `step`."""
@@ -72,7 +76,7 @@ class RunLog(AbstractContextManager["RunLog"]):
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Write numbers measured after `step`."""
-        self._written.add((kind, step))
+        self._newest[kind] = step
         plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
         with self._explain_os_errors():
             self._metrics.append(kind, step, plain)

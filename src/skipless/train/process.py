@@ -82,15 +82,30 @@ def process_group(device: str = "auto", threads: int | None = None) -> Iterator[
         if world == 1 or dist.is_initialized():
             yield Process(0 if world == 1 else dist.get_rank(), world, chosen)
             return
-        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
-        try:
-            yield Process(dist.get_rank(), world, chosen)
-            dist.barrier()  # none leaves while another may still need it
-        finally:
-            dist.destroy_process_group()
+        with _explain_lost_processes():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
+            try:
+                yield Process(dist.get_rank(), world, chosen)
+                dist.barrier()  # none leaves while another may still need it
+            finally:
+                dist.destroy_process_group()
     finally:
         torch.set_num_threads(threads_before)
         torch.set_flush_denormal(flushed_before)
+
+
+@contextmanager
+def _explain_lost_processes() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        if not isinstance(error, dist.DistError) and "gloo" not in reason:
+            raise
+        raise ConnectionError(
+            f"Lost the other processes of this run ({reason[:200]}). If one of them died, its own "
+            "message says why. Start all of them again, with --resume."
+        ) from error
 
 
 def select_device(name: str) -> torch.device:
