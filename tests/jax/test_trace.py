@@ -371,6 +371,19 @@ def test_a_network_ends_before_what_makes_the_form_of_its_outputs(function) -> N
     assert trace(lambda w, x: function(network(w, x)), W, X) == trace(network, W, X)
 
 
+def test_poolings_that_count_padded_zeros_are_approximate() -> None:
+    kernel = jnp.ones((3, 3, 3, 4))
+    for padding, counted in (("SAME", True), ("SAME", False), ("VALID", True)):
+        pool = functools.partial(
+            nn.avg_pool, window_shape=(3, 3), padding=padding, count_include_pad=counted
+        )
+        reading = read(lambda w, x, pool=pool: pool(jnp.tanh(conv(w, x))), kernel, IMAGE)
+        notes = reading.notes.approximate
+        assert [n.partition(" at ")[0] for n in notes] == ["averages of padded zeros"] * (
+            padding == "SAME" and counted
+        )
+
+
 def attention(w: jax.Array, x: jax.Array) -> jax.Array:
     return (x @ w[0]) @ (x @ w[1]).T
 

@@ -144,6 +144,19 @@ def test_a_resnet_50_has_its_49_activations_and_53_normalisations() -> None:
     assert all(n.weights == (1.0, 1.0) for n in sums)
 
 
+def test_poolings_that_count_padded_zeros_are_approximate() -> None:
+    for pool, zeros in (
+        (nn.AvgPool2d(3, 2, padding=1), True),
+        (nn.AvgPool2d(3, 2, 1, count_include_pad=False), False),
+        (nn.AvgPool2d(2), False),
+    ):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), pool, nn.Conv2d(8, 8, 1))
+        assert (
+            read(model, IMAGE).notes.approximate
+            == ["avg_pool2d of padded zeros at AvgPool2d 2"] * zeros
+        )
+
+
 def test_a_resnet_18_is_the_graph_drawn_by_hand() -> None:
     graph = trace(models.ResNet(models.BasicBlock, (2, 2, 2, 2)), IMAGE)
     b = GraphBuilder()

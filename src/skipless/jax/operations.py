@@ -71,6 +71,11 @@ def count_summed(op: Operation) -> float:
     return float(math.prod(op.inputs[0].shape[axis] for axis in op.parameters["axes"]))
 
 
+def is_padded(op: Operation) -> bool:
+    """Whether some windows of a sum reach over the border, where they add zeros."""
+    return any(map(any, op.parameters.get("padding", ())))
+
+
 Values = npt.NDArray[np.float64]
 _Function = Callable[..., npt.ArrayLike]
 

@@ -269,7 +269,10 @@ class Description(Recorded[Tensor]):
         if op.name in kinds.SUMS:
             count = count_summed(op)
             self._counts[tensor] = count * self._counts.get(source, 1.0)
-            return rec.Move((source,), op.name, axis_map(op, source, tensor), factor=count)
+            users = self._record.users.get(tensor, ())
+            zeros = kinds.is_padded(op) and not any(map(self._divides_by_counts, users))
+            rough = "averages of padded zeros" if zeros else ""
+            return rec.Move((source,), op.name, axis_map(op, source, tensor), rough, count)
         if (op.name in kinds.MOVES and op.inputs[0].signal) or op.name in kinds.APPROXIMATE_MOVES:
             if others:
                 return _uncovered(op, op.name, kinds.UNCOVERED["gather"])

@@ -158,6 +158,15 @@ def _pooled(move: fx.Node, before: Sequence[int]) -> list[int]:
     return [axis for axis, size in zip(locations, every, strict=True) if size != 1]
 
 
+def averages_zeros(move: fx.Node) -> bool:
+    """Whether a move is a pooling whose windows at the border count zeros: q is less there."""
+    if not operation(move).startswith("avg_pool") or not argument(
+        move, 5, "count_include_pad", True
+    ):
+        return False
+    return any(_number(size) for size in argument(move, 3, "padding") or ())
+
+
 def _padded(move: fx.Node, rank: int) -> list[int]:
     name = operation(move)
     if name not in ("pad", "constant_pad_nd"):

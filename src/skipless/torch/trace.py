@@ -188,6 +188,8 @@ class Description(Recorded[fx.Node]):
         of_two = name == "max" and len(sources) > 1
         if name in ops.MOVES or (name in ops.APPROXIMATE_MOVES and not of_two):
             approximate = name if name in ops.APPROXIMATE_MOVES else ""
+            if ops.averages_zeros(node):
+                approximate = f"{name} of padded zeros"
             return rec.Move((first,), operation(node), ops.axis_map(node, first), approximate)
         if name in ops.CONCATENATIONS:
             return self._concatenation(node)
