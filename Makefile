@@ -29,7 +29,7 @@ endef
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help demo test front-door faults soak test-core check bench bench-peers docs jax-example reproduce results demo-results figures clean
+.PHONY: help demo test front-door faults soak test-core check bench bench-peers docs jax-example reproduce results demo-results figures audit sbom clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -87,8 +87,16 @@ demo-results: demo  ## run the demo, and put its table and picture into README a
 figures: .venv/.train  ## draw the figures of README and docs/idea.md
 	$(BIN)/python docs/idea_figures.py
 
+audit: .venv/.dev .venv-supply/.ready  ## look up known vulnerabilities of everything that is installed
+	.venv-supply/bin/python .ci/audit.py .venv/lib/python3*/site-packages
+
+sbom: .venv/.dev .venv-supply/.ready  ## write a bill of materials (CycloneDX) to dist/sbom.json
+	@mkdir -p dist
+	.venv-supply/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-format JSON --output-file dist/sbom.json $(BIN)/python
+
 clean:  ## remove everything that the other targets created
-	rm -rf .venv .venv-base .venv-peers .venv-jax-example build dist out site .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-base .venv-peers .venv-jax-example .venv-supply build dist out site .hypothesis .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # One stamp for each extra; an environment is created only if it is missing. The extra `dev` includes
@@ -116,6 +124,8 @@ endef
 # Code that needs a JAX older than ours has its own environments, with the versions in these files.
 .venv-jax-example/.ready: examples/jax_kfac/requirements.txt
 .venv-peers/.ready: benchmarks/peers/requirements.txt examples/jax_kfac/requirements.txt
+
+.venv-supply/.ready: .ci/supply.txt
 
 .venv-%/.ready:
 	@$(have_python)

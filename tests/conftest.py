@@ -21,7 +21,7 @@ logging.getLogger("torch.__trace").propagate = False
 # With three frameworks loaded, each look at all that lives takes half a second, every few tests.
 gc.set_threshold(20_000, 20, 20)
 
-collect_ignore = ["faults", "soak.py"]  # scripts, with a library in front of libc
+collect_ignore = ["elastic.py", "faults", "lost_database.py", "soak.py"]  # scripts for minutes
 
 # A minute each: begun first, so that no process is left alone with one of them at the end.
 LONGEST = (
