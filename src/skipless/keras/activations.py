@@ -177,6 +177,8 @@ class ShapedActivation(keras.layers.Layer):
             known = core.activation(phi)
             self.function, self.phi = function(known), known.name
             self.negative_slope = known.negative_slope
+        elif not callable(phi):  # as a file may say
+            raise TypeError(f"phi must be a name, an Activation or a function, got {phi!r:.50}")
         else:
             self.function, self.phi = phi, getattr(phi, "__name__", repr(phi))
             self.negative_slope = None

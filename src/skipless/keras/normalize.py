@@ -1,11 +1,13 @@
 """Inputs of q value 1, as the theory assumes them; `skipless.torch.normalize` says why."""
 
+import operator
 from typing import Self
 
 import keras
 from keras import ops
 
 from skipless._deprecated import renamed_arguments, warn_renamed
+from skipless.core.activations import require_constants
 
 from .activations import Array, Config, in_float32
 
@@ -75,7 +77,9 @@ class PerLocationNormalization(keras.layers.Layer):
         if axis is not None:
             warn_renamed("PerLocationNormalization(axis=...)", "channel_axis")
             channel_axis = axis
-        self.channel_axis, self.homogeneous = channel_axis, homogeneous
+        if homogeneous is not None:
+            require_constants(type(self).__name__, {"homogeneous": homogeneous})
+        self.channel_axis, self.homogeneous = operator.index(channel_axis), homogeneous
         self.built = True
 
     def call(self, x: Array) -> Array:

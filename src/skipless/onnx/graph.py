@@ -118,6 +118,8 @@ def read(path: str | Path, batch_size: int = 1) -> OnnxGraph:
 
 
 def _graph(model: onnx.ModelProto, batch_size: int) -> OnnxGraph:
+    if not (model.graph.input and model.graph.output):
+        raise ValueError("it has no input or no output")
     shapes = _shapes(model, batch_size)
     constants = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     sizes = {**{name: known.shape for name, known in shapes.items()}, **constants}
