@@ -23,15 +23,23 @@ from skipless.cli import main
 from skipless.core.predict import predict
 from skipless.record import RUN_LOCK
 
+BATCH = torch.zeros(2, 3)
+
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda g: solve(100), "expects a Graph first, got"),
         (lambda g: solve("mlp:100"), "expects a Graph first, got"),
-        (lambda g: solve(g, "tat"), r"expects TAT\(\.\.\.\), .* got 'tat'"),
-        (lambda g: solve(g, TAT), "expects TAT"),
-        (lambda g: solve(g, None), "expects TAT"),
+        (lambda g: solve(nn.Sequential(nn.ReLU())), "Graph first, got Sequential. Use"),
+        (lambda g: solve(g, "tat"), r"must be TAT\(\.\.\.\), .* got 'tat'"),
+        (lambda g: solve(g, TAT), "method must be TAT"),
+        (lambda g: solve(g, None), "method must be TAT"),
+        (lambda g: sk.convert(nn.Linear(3, 3), BATCH, "tat"), "must be TAT.* got 'tat' .for"),
+        (lambda g: sk.convert(nn.Linear(3, 3)), "NoneType.* Pass a batch of inputs, such as"),
+        (lambda g: sk.convert(nn.Linear(3, 3), (2, 3)), "tuple.* Pass a batch of inputs"),
+        (lambda g: sk.convert(nn.Linear(3, 3), [BATCH, BATCH]), "list.*pass the inputs alone"),
+        (lambda g: sk.torch.convert(BATCH, nn.Linear(3, 3)), r"got \(Tensor, .* the model first"),
         (lambda g: solve(g, TAT(), None), "must be a name such as 'tanh', .* got None"),
         (lambda g: solve(g, TAT(), np.tanh), "must be a name such as 'tanh'"),
         (lambda g: TAT("0.9"), "eta must be a number, got '0.9'"),

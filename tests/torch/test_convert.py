@@ -691,3 +691,14 @@ def test_the_range_of_the_outputs_stays_also_in_folded_networks(end) -> None:
     logits = new.get_submodule("6")(nn.Sequential(*list(new.children())[:6])(x))
     assert torch.allclose(new(x), end(logits), atol=1e-6)
     assert torch.allclose(fold(new)(x), new(x), atol=1e-5)
+
+
+def test_lazy_layers_make_their_weights_in_the_new_model_alone() -> None:
+    parts = (nn.LazyConv2d(16, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(9), nn.BatchNorm1d(9))
+    model = nn.Sequential(*parts, nn.ReLU(), nn.LazyLinear(2))
+    new = convert(model, torch.randn(2, 3, 8, 8))
+    assert new.get_submodule("3").weight.shape == (9, 16 * 36)
+    assert isinstance(model[3], nn.LazyLinear)
+    assert trace(model, torch.randn(2, 3, 8, 8)) == new.skipless_report.graph
+    with pytest.raises(UnsupportedModelError, match=r"lazy .* Call model\(example\) first"):
+        convert(nn.Sequential(*parts, nn.LazyBatchNorm1d()), torch.randn(2, 3, 8, 8))

@@ -261,14 +261,15 @@ def solve(
     (0.9, True)
     """
     if not isinstance(graph, Graph):
+        found = type(graph).__name__ if "\n" in repr(graph) else repr(graph)  # such as a model
         raise TypeError(
-            f"solve expects a Graph first, got {graph!r}. Use Graph.chain(100), "
-            "Graph.residual(...), a GraphBuilder, or trace a model."
+            f"solve expects a Graph first, got {found}. Use Graph.chain(100), "
+            "Graph.residual(...), a GraphBuilder, or trace(model, example)."
         )
     if not isinstance(method, TAT | DKS | EOC):
         raise TypeError(
-            f"solve expects TAT(...), DKS(...) or EOC(...) as the method, got {method!r}. "
-            "For example: solve(graph, TAT(eta=0.9), 'leaky_relu')."
+            f"The method must be TAT(...), DKS(...) or EOC(...), got {method!r} "
+            "(for example TAT(eta=0.9))"
         )
     phi = look_up(activation)
     if graph.depth == 0:

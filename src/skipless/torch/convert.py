@@ -22,7 +22,7 @@ from . import operations as ops
 from .activations import ShapedActivation
 from .init import initialize_, require_parameters
 from .normalize import PerLocationNormalization
-from .trace import Reading, UnsupportedModelError, read
+from .trace import Reading, UnsupportedModelError, read, require_example, with_weights
 
 _DROPOUTS: dict[str, Callable[[float], nn.Module]] = {
     "dropout": nn.Dropout,
@@ -99,7 +99,8 @@ def convert(
     >>> round(deep.skipless_report.predicted[-1].c, 6)
     0.9
     """
-    copied = _deepcopy(model)
+    require_example(model, example)
+    copied = _deepcopy(with_weights(model, example))
     reading = read(copied, example, dynamic=True)
     planned = plan(reading, method, activation, shortcut_weight, clamp)
     solution = planned.solution

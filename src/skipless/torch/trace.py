@@ -5,6 +5,7 @@ what each operation is, and `core.trace` reads that.
 """
 
 import contextlib
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,6 +69,7 @@ def read(model: nn.Module, example: torch.Tensor, *, dynamic: bool = False) -> R
     With `dynamic`, sizes that the model does not fix are left open, such as that of the batch.
     """
     require_example(model, example)
+    model = with_weights(model, example)
     program = _export_with_open_sizes(model, example) if dynamic else _export(model, example)
     description = Description(model, program)
     return Reading(**vars(core.read(description)), program=program, inputs=description.inputs)
@@ -75,13 +77,38 @@ def read(model: nn.Module, example: torch.Tensor, *, dynamic: bool = False) -> R
 
 def require_example(model: object, example: object) -> None:
     """Raise unless these are a module and a tensor."""
-    if not isinstance(model, nn.Module) or not isinstance(example, torch.Tensor):
-        parts = example.values() if isinstance(example, Mapping) else example
-        several = isinstance(parts, Iterable) and any(isinstance(p, torch.Tensor) for p in parts)
-        raise TypeError(
-            "Expected a model and an example of its input (nn.Module, Tensor), got "
-            f"({type(model).__name__}, {type(example).__name__})." + several * f" {rec.ONE_INPUT}."
-        )
+    if isinstance(model, nn.Module) and isinstance(example, torch.Tensor):
+        return
+    parts = example.values() if isinstance(example, Mapping) else example
+    several = isinstance(parts, Iterable) and any(isinstance(p, torch.Tensor) for p in parts)
+    advice = "Pass a batch of inputs, such as torch.randn(2, 3, 32, 32)."
+    if not isinstance(model, nn.Module):
+        advice = "Pass the model first."
+    elif several:
+        advice = f"If these are inputs and labels, pass the inputs alone. {rec.ONE_INPUT}."
+    raise TypeError(
+        "Expected a model and an example of its input (nn.Module, Tensor), got "
+        f"({type(model).__name__}, {type(example).__name__}). {advice}"
+    )
+
+
+def with_weights(model: nn.Module, example: torch.Tensor) -> nn.Module:
+    """`model`, or a copy in which lazy layers, such as LazyLinear, have made their weights."""
+    if not any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
+        return model
+    try:
+        model = copy.deepcopy(model)
+    except ValueError as error:  # of lazy buffers
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has lazy layers that PyTorch cannot copy. Call model(example) "
+            "first."
+        ) from error
+    training = [module for module in model.modules() if module.training]
+    with torch.no_grad():
+        model.eval()(example)
+    for module in training:
+        module.training = True
+    return model
 
 
 class Description(Recorded[fx.Node]):
