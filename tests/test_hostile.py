@@ -435,3 +435,18 @@ def test_a_module_in_the_current_folder_does_not_stand_in_for_others(tmp_path: P
     )
     assert done.stdout.startswith("<function net")
     assert not (tmp_path / "ran").exists()
+
+
+@posix
+@pytest.mark.parametrize("name", ["studies.db", "runs", "runs/0123456789ab"])
+def test_a_search_does_not_write_through_links_in_its_folder(
+    tmp_path: Path, cli: Cli, name: str
+) -> None:
+    link = tmp_path / "out" / name
+    link.parent.mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    link.symlink_to(tmp_path / "other")
+    options = ["--scale", "smoke", "--seeds", "1", "--workers", "1", "--output", tmp_path / "out"]
+    line = only_line(cli("reproduce", "table5", *options))
+    assert f"{link} is a link to {tmp_path / 'other'}, and nothing outside of" in line
+    assert list((tmp_path / "other").iterdir()) == []

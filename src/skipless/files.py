@@ -112,8 +112,9 @@ def parse(text: str, parser: Callable[[str], object] = json.loads) -> Any:
     except Exception as error:  # PyYAML's own, and what its constructors run into
         raise ValueError(str(error) or type(error).__name__) from None
     level: list[Any] = [found]
+    long = len(text) > _MOST_BITS / 4  # as hexadecimal digits, which TOML and YAML have, take
     for _ in range(_DEEPEST + 1):
-        if any(isinstance(v, int) and v.bit_length() > _MOST_BITS for v in level):
+        if long and any(isinstance(v, int) and v.bit_length() > _MOST_BITS for v in level):
             raise ValueError("a number is too large")
         # By identity, because an alias of YAML can stand for billions of values, or for itself.
         nested = {id(v): v for v in level if isinstance(v, dict | list | tuple)}.values()

@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from skipless.files import lock, new_folder, read_document, write_atomically
+from skipless.files import lock, new_folder, read_document, require_inside, write_atomically
 from skipless.record import LOCK, METRICS, Record
 from skipless.train.checkpoint import FOLDER as CHECKPOINTS
 from skipless.train.engine import DivergedError
@@ -156,6 +156,13 @@ class Place:
         """The folder of a run, which all studies here share."""
         return self.folder / "runs" / run_key(configuration)
 
+    def require_own(self) -> None:
+        """Raise if something in the folder, in which we would write, is a link out of it."""
+        runs = [self.folder / name for name in ("runs", "teachers")]
+        inner = (path for folder in runs if folder.is_dir() for path in folder.iterdir())
+        for path in (self.file, *runs, *inner):
+            require_inside(path, self.folder)
+
     def teacher(self, configuration: Configuration) -> Path:
         """The folder of a run that others learn from, which keeps its weights."""
         return self.folder / "teachers" / run_key(configuration)
@@ -230,6 +237,7 @@ def run_all(
 
 
 def _run_search(search: _Search) -> dict[str, Outcome]:
+    search.place.require_own()
     checked = search.place.storage is None and not search.place.file.exists()
     if checked:
         _require_data_and_devices(search.runs)
