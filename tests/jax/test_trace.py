@@ -294,7 +294,8 @@ def test_sums_have_their_factors_whatever_is_pooled_before() -> None:
     assert isinstance(graph.nodes[-1], Sum)
     assert graph.nodes[-1].weights == pytest.approx((0.3, -1 / 3), rel=1e-12)
     rezero = lambda a, x: x @ W[0] + a * (jax.nn.relu(x @ W[1]) @ W[2])
-    assert trace(rezero, jnp.zeros(()), X).nodes[-1].weights == (1.0, 1.0)  # pyright: ignore
+    for start in (jnp.zeros(()), jnp.full((16,), 1e-6)):  # as in ReZero and LayerScale
+        assert trace(rezero, start, X).nodes[-1].weights == (1.0, 1.0)  # pyright: ignore
 
 
 def test_pooling_leaves_no_factor_behind_whatever_its_layout() -> None:

@@ -517,18 +517,20 @@ def test_shortcuts_over_shortcuts_are_normalised_together_and_removed_together()
         assert all(abs(row.c_deviation) <= 4.0 for row in found.comparisons)
 
 
-def test_a_branch_that_starts_at_zero_is_a_branch() -> None:
+@pytest.mark.parametrize("start", [torch.zeros(1), torch.full((4,), 1e-6)])  # ReZero, LayerScale
+def test_a_branch_that_starts_near_zero_is_a_branch(start: torch.Tensor) -> None:
     class ReZero(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.stem, self.layer = nn.Linear(4, 4), nn.Linear(4, 4)
-            self.alpha = nn.Parameter(torch.zeros(1))
+            self.alpha = nn.Parameter(start)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self.stem(x)
             return x + self.alpha * self.layer(F.relu(x))
 
     x = torch.randn(3, 4)
+    assert getattr(trace(ReZero(), x).nodes[-1], "weights", ()) == (1.0, 1.0)
     model = convert(ReZero(), x, TAT(eta=0.1), shortcut_weight=0.6)
     stem, layer, phi = (model.get_submodule(n) for n in ("stem", "layer", "activation"))
     u = stem(x)

@@ -217,6 +217,17 @@ def combines_branches(where: str, name: str) -> str:
     )
 
 
+def initial_factor(number: float) -> float:
+    """What a factor that is trained counts as: one if it starts near zero to silence its branch.
+
+    In ReZero such factors start at zero, in LayerScale at 1e-6 to 1e-2.
+
+    >>> [initial_factor(number) for number in (0.0, 1e-6, 0.5)]
+    [1.0, 1.0, 0.5]
+    """
+    return 1.0 if abs(number) <= 0.01 else number
+
+
 class Recorded(ABC, Generic[T]):
     """A network as a framework recorded it.
 
@@ -247,8 +258,8 @@ class Recorded(ABC, Generic[T]):
     def values(self, tensor: T, sources: Mapping[T, Array]) -> Array | None:
         """What the `Pointwise` operation of `tensor` makes of its sources' values, in float64.
 
-        None if it is not the same function at all places, as where it adds unequal constants. A
-        parameter of zero that multiplies, as in ReZero, counts as one: conversion removes it.
+        None if it is not the same function at all places, as where it adds unequal constants. Of a
+        parameter that multiplies, `initial_factor` counts: conversion removes it.
         """
 
     def tolerances(self, tensor: T) -> Sequence[float]:

@@ -228,8 +228,9 @@ class Description(Recorded[Tensor]):
 
     def _number(self, tensor: Tensor, op: Operation) -> float | None:
         number = self._constants.number(tensor)
-        # A branch that starts at zero, as in ReZero, is one with a factor to be removed.
-        return 1.0 if number == 0.0 and tensor.parametric and op.name == "mul" else number
+        if number is None or not tensor.parametric or op.name != "mul":
+            return number
+        return rec.initial_factor(number)
 
     def _add(self, op: Operation) -> None:
         statistics = [tensor in self._statistics for tensor in op.signals]

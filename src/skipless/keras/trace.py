@@ -184,8 +184,8 @@ def _evaluate(call: Call, sources: Mapping[Tensor, Array]) -> Any:
         if isinstance(a, Tensor):
             return ops.convert_to_tensor(sources[a], dtype="float64")
         number = a if a is None or isinstance(a, str | bool | int) else _uniform_number(a)
-        # A branch that starts at zero, as in ReZero, is one with a factor to be removed.
-        return 1.0 if name == "Multiply" and number == 0.0 else number
+        trained = isinstance(a, keras.Variable) and name == "Multiply"
+        return rec.initial_factor(number) if trained else number
 
     args: Any = keras.tree.map_structure(argument, call.args)
     kwargs: Any = keras.tree.map_structure(argument, dict(call.kwargs))

@@ -165,8 +165,11 @@ class Description(Recorded[fx.Node]):
             if now[a] in sources:
                 known = torch.tensor(sources[now[a]])  # a copy, into which it may write
                 return known != 0.0 if name == "where" and a is tensor.args[0] else known
-            # A branch that starts at zero, as in ReZero, is one with a factor to be removed.
-            return 1.0 if name == "mul" and numbers[a] == 0.0 else numbers[a]
+            trained = isinstance(self._constants.get(now[a]), nn.Parameter)
+            number = numbers[a]
+            if name == "mul" and trained and number is not None:
+                return rec.initial_factor(number.item())
+            return number
 
         result = _run(tensor, value)
         return None if result is None else result.detach().double().cpu().numpy()
