@@ -404,3 +404,27 @@ def test_a_row_without_an_image_or_of_a_pipe_is_named(tmp_path: Path, library) -
         data.train.load([0], None)
     with pytest.raises(ValueError, match=r"train, row 1, has no image\."):
         data.train.load([1], None)
+
+
+def test_a_table_that_says_it_has_billions_of_rows_is_refused(tmp_path: Path, library) -> None:
+    from pyarrow import parquet
+
+    for part in ("train", "validation"):
+        rows = {"image": ["x", "y"], "label": [0, 1]}
+        library.Dataset.from_dict(rows).to_parquet(tmp_path / f"{part}-0.parquet")
+    file = tmp_path / "train-0.parquet"
+    whole = file.read_bytes()
+    many = []
+    for place in range(len(whole)):  # a byte of a number of rows, which Arrow would make room for
+        file.write_bytes(whole[:place] + b"\x7e" + whole[place + 1 :])
+        try:
+            about = parquet.read_metadata(file)
+            if about.row_group(0).num_rows > 50:
+                many.append(place)
+        except (OSError, ValueError):
+            continue
+    for place in many:
+        file.write_bytes(whole[:place] + b"\x7e" + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"train-0\.parquet says that it has \d+ rows"):
+            load_data(f"parquet:{tmp_path}")
+    assert many

@@ -134,6 +134,8 @@ def _graph(model: onnx.ModelProto, batch_size: int) -> OnnxGraph:
         count = _multiply_adds(node, sizes)
         operations.append(OnnxOperation(node.op_type, reads, writes, count, node.name or writes[0]))
     outputs = tuple(value.name for value in model.graph.output)
+    if unknown := [name for name in outputs if name not in known]:
+        raise ValueError(f"no operation on the input gives its output {unknown[0]}")
     activations = {name: shapes[name] for name in sorted(known & set(shapes))}
     return OnnxGraph(tuple(operations), activations, inputs, outputs)
 

@@ -242,8 +242,23 @@ def parquet(path: Path, size: int, augment: bool | None) -> tuple[ImageSplit, Im
                 f"There is no {path / f'{part}-*.parquet'}. Name a folder with files such as "
                 "train-00000-of-00294.parquet and validation-00000-of-00014.parquet."
             )
-    load = partial(_require_datasets().load_dataset, "parquet", data_files=files)
+    load = partial(_load_parquet, files)
     return _table_splits(load, f"The Parquet files in {path}", str(path), size, augment)
+
+
+def _load_parquet(files: dict[str, list[str]]) -> object:
+    library = _require_datasets()
+    from pyarrow.parquet import read_metadata
+
+    for file in (file for own in files.values() for file in own):
+        about = read_metadata(file)
+        rows = [about.row_group(number).num_rows for number in range(about.num_row_groups)]
+        # Arrow makes room for as many as the file says, and an image has at least a byte.
+        if sum(rows) != about.num_rows or not all(
+            0 <= n <= Path(file).stat().st_size for n in rows
+        ):
+            raise ValueError(f"{file} says that it has {max(rows, default=0):,} rows")
+    return library.load_dataset("parquet", data_files=files)
 
 
 def hugging_face(name: str, size: int, augment: bool | None) -> tuple[ImageSplit, ImageSplit]:
