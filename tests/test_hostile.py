@@ -248,7 +248,8 @@ def harm_state(harm: Callable[[dict], object]) -> Callable[[Path], object]:
 
 def compressed(folder: Path) -> None:
     """A zip bomb: 100 MB of zeros in 100 kB."""
-    torch.save({"step": 4, "zeros": torch.zeros(25_000_000)}, folder / "big.pt")
+    state = torch.load(folder / "state.pt", weights_only=True)
+    torch.save({**state, "zeros": torch.zeros(25_000_000)}, folder / "big.pt")
     with (
         zipfile.ZipFile(folder / "big.pt") as big,
         zipfile.ZipFile(folder / "state.pt", "w", zipfile.ZIP_DEFLATED) as small,
