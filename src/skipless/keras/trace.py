@@ -184,8 +184,9 @@ def _evaluate(call: Call, sources: Mapping[Tensor, Array]) -> Any:
         if isinstance(a, Tensor):
             return ops.convert_to_tensor(sources[a], dtype="float64")
         number = a if a is None or isinstance(a, str | bool | int) else _uniform_number(a)
-        trained = isinstance(a, keras.Variable) and name == "Multiply"
-        return rec.initial_factor(number) if trained else number
+        if isinstance(number, float) and isinstance(a, keras.Variable) and name == "Multiply":
+            return rec.initial_factor(number)
+        return number
 
     args: Any = keras.tree.map_structure(argument, call.args)
     kwargs: Any = keras.tree.map_structure(argument, dict(call.kwargs))

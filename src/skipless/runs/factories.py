@@ -37,6 +37,8 @@ def import_factory(path: str) -> Callable[..., object]:
             f"{module_name} has no function or class {name!r}. It has "
             f"{', '.join(names[:8]) or 'none'}, and is {getattr(module, '__file__', 'built in')}."
         )
+    if isinstance(factory, nn.Module):
+        raise ValueError(f"{path} is a model. Name a function that returns one: def net(): return …")
     return factory
 
 
