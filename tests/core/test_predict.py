@@ -9,7 +9,8 @@ from skipless import DKS, EOC, TAT, Graph, GraphBuilder, solve
 from skipless.core.activations import activation, leaky_relu
 from skipless.core.maps import c_map, q_map
 from skipless.core.network import Point, fold
-from skipless.core.predict import composition, dependent_sums, predict, without_mixing
+from skipless.core.predict import dependent_sums, predict, without_mixing
+from skipless.core.rules import composition
 
 CHAIN = Graph.chain(6)
 SAMPLES = 400_000

@@ -6,25 +6,30 @@ with the theory.
 """
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtri
 
 from skipless.tables import table
 
 from .activations import Array
-from .graph import Graph, Sum
-from .network import Point
+from .agreement import VECTORS, Surprise, surprises
+from .bands import Distribution, FiniteWidth, Prediction
+from .graph import Affine, Graph, Sum
+from .network import Point, Size
 from .predict import predict
 from .solution import Solution, require_solution
 from .summary import abbreviate, kind_of, layer_rows, number_range, row_name
+from .trace import Reading
 
-TOLERANCE = 0.05  # the check of skipless.torch says why
-STANDARD_ERRORS = 4.0  # what chance may add to the tolerance
+TOLERANCE = 0.05  # up to here, a network is as good as infinitely wide
 _ROUNDING = 1e-5  # of a deep network in float32
+_FALSE_ALARM = 0.01  # the probability that a sound network disagrees, over all of its nodes
+_MOST_FUNCTION_ERROR = 3e-3  # what single precision makes of steep activations
 
 T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
 W = TypeVar("W", contravariant=True)  # a framework's own form of freshly drawn weights
@@ -83,10 +88,11 @@ class Measurement:
 
     @classmethod
     def of(cls, graph: Graph, q: Array, c: Array) -> Self:
-        """From samples of shape (seeds, nodes, pairs), of those nodes of `graph` that are live."""
+        """From `Kernels`, with an axis of seeds in front; of the live nodes of `graph`."""
         measured: list[NodeMeasurement] = []
         for row, index in enumerate(sorted(graph.live)):
-            node, estimates = graph.nodes[index], (Estimate.of(q[:, row]), Estimate.of(c[:, row]))
+            node, pairs = graph.nodes[index], np.mean(q[:, row], axis=-1)
+            estimates = Estimate.of(pairs), Estimate.of(c[:, row])
             measured.append(NodeMeasurement(index, kind_of(node), node.origin, *estimates))
         return cls(tuple(measured), seeds=q.shape[0], pairs=q.shape[2])
 
@@ -104,57 +110,73 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One node: the point that the theory predicts there, and what was measured."""
+    """One node: what the theory predicts there, and what was measured.
 
-    predicted: Point
+    `median` is that of the draws. `surprise` is how far the node is from what its measured inputs
+    let expect, in standard deviations, of which `limit` are allowed. Of an activation,
+    `function_error` is the relative difference from the one that was solved for.
+    """
+
+    predicted: Prediction
     measured: NodeMeasurement
+    median: Point
+    surprise: Surprise
+    function_error: float
+    limit: float
     tolerance: float
     cosine: float  # of the inputs
 
     @property
     def q_difference(self) -> float:
         """Measured minus predicted q, relative to the predicted one."""
-        return self.measured.q.mean / self.predicted.q - 1.0
+        return self.median.q / self.predicted.q - 1.0
 
     @property
     def c_difference(self) -> float:
         """Measured minus predicted c."""
-        return self.measured.c.mean - self.predicted.c
+        return self.median.c - self.predicted.c
 
     @property
-    def c_deviation(self) -> float:
-        """The difference in c, in standard errors; 0 where it is only rounding."""
-        if abs(self.c_difference) < _ROUNDING:
-            return 0.0
-        return self.c_difference / max(self.measured.c.error, _ROUNDING)
+    def is_close(self) -> bool:
+        """Whether q, relative to its prediction, and c are within the tolerance."""
+        return max(abs(self.q_difference), abs(self.c_difference)) <= self.tolerance + _ROUNDING
 
     @property
     def error_ratio(self) -> float:
-        """The difference over what is allowed, in q or c, whichever is larger; infinite if nan."""
-        errors = np.nan_to_num([self.measured.q.error / self.predicted.q, self.measured.c.error])
-        differences = np.abs([self.q_difference, self.c_difference])
-        ratio = np.max(differences / (self.tolerance + STANDARD_ERRORS * errors + _ROUNDING))
-        return math.inf if np.isnan(ratio) else float(ratio)
+        """The largest surprise over what is allowed; infinite for a wrong function or nan."""
+        ratio = max(abs(self.surprise.q), abs(self.surprise.c)) / self.limit
+        known = not math.isnan(self.surprise.q + self.surprise.c)
+        return ratio if known and self.function_error <= _MOST_FUNCTION_ERROR else math.inf
 
     @property
     def agrees(self) -> bool:
-        """Whether q and c are within the tolerance and four standard errors."""
+        """Whether the node does with its inputs what the theory says, as far as its width lets."""
         return self.error_ratio <= 1.0
 
 
 @dataclass(frozen=True)
 class Check:
-    """Predicted against measured at every node, for every cosine; `print` shows it by layers."""
+    """Predicted against measured at every node, for every cosine; `print` shows it by layers.
+
+    `wanted_width` is the width from which on 95 % of all draws are close to the predictions: q
+    within a factor of 1.5, c within 0.1. None if it is not known.
+    """
 
     comparisons: tuple[Comparison, ...]
     tolerance: float
     seeds: int
     pairs: int
+    wanted_width: int | None = None
 
     @property
     def agrees(self) -> bool:
-        """Whether every node does, within `tolerance` + 4 standard errors in c and relative q."""
+        """Whether every node does with its inputs what the theory says."""
         return not self.disagreements
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the network is as good as infinitely wide: all medians are within `tolerance`."""
+        return all(row.is_close for row in self.comparisons)
 
     @property
     def disagreements(self) -> tuple[Comparison, ...]:
@@ -162,26 +184,41 @@ class Check:
 
     @property
     def worst(self) -> Comparison:
-        """The node with the largest `error_ratio`."""
-        return max(self.comparisons, key=lambda row: row.error_ratio)
+        """The node with the largest `error_ratio`; if all agree, with the largest difference."""
+        worst = max(self.comparisons, key=lambda row: row.error_ratio)
+        if worst.agrees:
+            difference = lambda row: max(abs(row.q_difference), abs(row.c_difference))
+            return max(self.comparisons, key=difference)
+        return worst
+
+    def assert_ok(self) -> None:
+        """Raise an AssertionError with the whole table if a node disagrees, for use in tests."""
+        if not self.agrees:
+            raise AssertionError(str(self))
 
     @property
     def verdict(self) -> str:
-        """Whether all nodes agree, how many do not, and which is the worst."""
-        wrong, total, worst = len(self.disagreements), len(self.comparisons), self.worst
-        allowed = f"{self.tolerance:g} + {STANDARD_ERRORS:g} standard errors"
-        count = f"All {total} nodes agree within {allowed}."
-        if wrong:
-            count = f"{wrong} of {total} nodes DISAGREE by more than {allowed}."
+        """Whether the network has the kernel that was predicted, and if not, where not."""
+        wrong, total, worst = self.disagreements, len(self.comparisons), self.worst
         name = ", ".join(filter(None, (worst.measured.kind, worst.measured.origin)))
-        return (
-            f"{count}\nWorst: node {worst.measured.node} ({name}), "
-            f"Δc = {worst.c_difference:+.4f}, Δq/q = {worst.q_difference:+.4f}."
+        off = f"Δq/q = {worst.q_difference:+.4f}, Δc = {worst.c_difference:+.4f}"
+        largest = f"Largest difference: node {worst.measured.node} ({name}), {off}."
+        if wrong:
+            return f"{len(wrong)} of {total} nodes DISAGREE.\n{_describe(worst, name)}"
+        if self.is_close:
+            return (
+                f"All {total} nodes agree with the prediction within {self.tolerance:g}.\n{largest}"
+            )
+        advice = (
+            f"\n95 % of draws have q within a factor of 1.5 and c within 0.1 from a width of about "
+            f"{self.wanted_width:,} on."
         )
+        advice = advice if self.wanted_width else ""
+        return f"All {total} nodes agree, within the fluctuation of this width.\n{largest}{advice}"
 
     def __str__(self) -> str:
         parts = [f"{self.pairs} pairs, {_count_draws(self.seeds)}"]
-        head = ["layers", "q", "measured", "c", "measured", "Δc", "Δc/se", "disagree"]
+        head = ["layers", "q", "95 %", "measured", "c", "95 %", "measured", "disagree"]
         for cosine in dict.fromkeys(row.cosine for row in self.comparisons):
             rows = [row for row in self.comparisons if row.cosine == cosine]
             lines = [
@@ -194,18 +231,39 @@ class Check:
         return "\n\n".join([*parts, self.verdict])
 
 
+def _describe(row: Comparison, name: str) -> str:
+    """What is wrong with a node that disagrees."""
+    where = f"Worst: node {row.measured.node} ({name})"
+    if row.function_error > _MOST_FUNCTION_ERROR:
+        return (
+            f"{where} computes another function than the activation that was solved for: they "
+            f"differ by {100.0 * row.function_error:.3g} %."
+        )
+    surprise = row.surprise
+    if math.isnan(surprise.q + surprise.c):
+        return f"{where} has no q or c: the signal before it is zero or not finite."
+    name, size = ("q", surprise.q) if abs(surprise.q) >= abs(surprise.c) else ("c", surprise.c)
+    much = "far" if abs(size) > 30.0 else f"{abs(size):.1f} standard deviations"
+    return (
+        f"{where}: for what it reads, {name} is {much} too {'high' if size > 0.0 else 'low'} "
+        f"({row.limit:.1f} are allowed); Δq/q = {row.q_difference:+.4f}, "
+        f"Δc = {row.c_difference:+.4f}."
+    )
+
+
 def _table_row(name: str, rows: Sequence[Comparison]) -> list[str]:
-    """One line for all `rows`: their ranges, and the differences of the worst."""
-    worst = max(rows, key=lambda row: row.error_ratio)
+    """One line for all `rows`: their ranges."""
     wrong = sum(not row.agrees for row in rows)
-    points = [(p.q, m.q.mean, p.c, m.c.mean) for p, m in ((r.predicted, r.measured) for r in rows)]
-    return [
-        name,
-        *map(number_range, zip(*points, strict=True)),
-        f"{round(worst.c_difference, 4) + 0.0:+.4f}",
-        f"{round(worst.c_deviation, 1) + 0.0:+.1f}",
-        f"✗ {wrong} of {len(rows)}" if wrong else "",
-    ]
+    cells = [name]
+    for letter in ("q", "c"):
+        bands = [getattr(row.predicted, f"{letter}_band") for row in rows]
+        ends = [min(band.low for band in bands), max(band.high for band in bands)]
+        predicted, medians = (
+            [getattr(point, letter) for point in points]
+            for points in ([row.predicted for row in rows], [row.median for row in rows])
+        )
+        cells += [number_range(predicted), number_range(ends), number_range(medians)]
+    return [*cells, f"✗ {wrong} of {len(rows)}" if wrong else ""]
 
 
 def _rows(nodes: Sequence[NodeMeasurement]) -> Iterator[tuple[str, list[int]]]:
@@ -218,30 +276,120 @@ def _count_draws(seeds: int) -> str:
     return f"{seeds} draws of the weights" if seeds > 1 else "one draw of the weights"
 
 
+class Kernels(NamedTuple):
+    """What one run of a network gives: q of both samples of all pairs, and their c.
+
+    Their shapes are (live nodes, pairs, 2) and (live nodes, pairs).
+
+    `errors` has the relative difference of activations from φ̂, `gains` what layers multiply q by;
+    both may be empty.
+    """
+
+    q: Array
+    c: Array
+    errors: Mapping[int, float]
+    gains: Mapping[int, Array]
+
+
 class Replay(Protocol[W]):
     """A recorded network that runs again, from a start and with weights that it is given.
 
-    The start is what the graph begins with: the model's input, or what normalisation makes of it.
+    The start is the tensor of the node `begin`: what normalisation makes of the model's input, or
+    what the first layer does.
     """
 
     @property
     def graph(self) -> Graph: ...
     @property
+    def sizes(self) -> Mapping[int, Size]: ...
+    @property
+    def begin(self) -> int: ...
+    @property
     def start_shape(self) -> tuple[int, ...]: ...  # of one sample
     @property
     def channel_axis(self) -> int: ...
-    def __call__(self, start: npt.NDArray[np.float32], weights: W, /) -> tuple[Array, Array]:
-        """The q and c values of shape (live nodes, pairs)."""
-        ...
+    @property
+    def rounding(self) -> float: ...  # of the numbers that the network computes with
+    def __call__(self, start: npt.NDArray[np.float32], weights: W, /) -> Kernels: ...
+
+
+def first_node_of_pairs(graph: Graph, sizes: Mapping[int, Size]) -> int:
+    """Where pairs of any cosine can be chosen.
+
+    That is the input, unless it has a single channel: two numbers are alike or opposite. If only
+    one layer reads it, pairs are chosen behind that layer.
+    """
+    if sizes.get(0, Size(2)).channels > 1 or len(graph.readers[0]) != 1:
+        return 0
+    (first,) = graph.readers[0]
+    node = graph.nodes[first]
+    mixes = isinstance(node, Affine) and node.mixes
+    return first if mixes and first in sizes and sizes[first].channels > 1 else 0
+
+
+class Probe(Generic[T]):
+    """Looks at single operations of a record while it runs: does each do what it should?
+
+    Of an activation, what it computes is compared with φ̂, number by number; that need be done once.
+    Of a layer, the gain is measured: by how much it multiplies q, of random numbers. What runs
+    through the network is no measure of it: deep inside, all samples have nearly one direction.
+    """
+
+    def __init__(self, reading: Reading[T], solution: Solution | None) -> None:
+        self.errors: dict[int, float] = {}
+        self.gains: dict[int, float] = {}
+        self._solution, self._expected = solution, dict[T, Array]()
+        known = {} if solution is None else reading.steps
+        self._activations = {t: step for t, step in known.items() if step.kind == "activation"}
+        self._sources = {step.inputs[0] for step in self._activations.values()}
+        layers: dict[int, T] = {}
+        for tensor, step in known.items():
+            if step.kind == "affine" and step.node in reading.sizes:
+                layers.setdefault(step.node, tensor)  # a bias that is added comes later
+        self.layers = {tensor: known[tensor].inputs[0] for tensor in layers.values()}
+        self._nodes = {
+            tensor: (node, reading.sizes[node].channels, reading.axes[self.layers[tensor]].samples)
+            for node, tensor in layers.items()
+        }
+
+    def see(self, tensor: T, numbers: Callable[[], npt.ArrayLike]) -> None:
+        """Look at the `numbers` of a recorded tensor, in order of evaluation."""
+        if (step := self._activations.get(tensor)) and step.node not in self.errors:
+            expected = self._expected.pop(step.inputs[0])
+            difference = _sample(numbers()) / step.scale - expected
+            size = float(np.linalg.norm(expected)) or 1.0
+            self.errors[step.node] = float(np.linalg.norm(difference)) / size
+        if tensor in self._sources and self._solution is not None:
+            self._expected[tensor] = self._solution(_sample(numbers()))
+
+    def feed(
+        self, tensor: T, shape: Sequence[int], apply: Callable[[Array], npt.ArrayLike]
+    ) -> None:
+        """Measure the gain of the layer that makes `tensor`, by `apply` to inputs of `shape`."""
+        bias = np.asarray(apply(np.zeros(shape)), np.float64)
+        node, channels, axis = self._nodes[tensor]
+        more = list(shape)
+        more[axis] *= math.ceil(VECTORS * channels / bias.size)
+        x = np.random.default_rng(len(self.gains)).standard_normal(more)
+        y = np.asarray(apply(x), np.float64)
+        power = float(np.mean(y**2) - np.mean(bias**2))
+        self.gains[node] = power / float(np.mean(x**2))
+
+
+def _sample(numbers: npt.ArrayLike) -> Array:
+    """Up to some thousand of them."""
+    flat = np.ravel(np.asarray(numbers, np.float64))
+    return flat[:: max(1, flat.size // 4096)]
 
 
 def check(
     replay: Replay[W],
     solution: Solution,
     draws: Iterable[W],
-    cosines: Sequence[float],
+    cosines: Sequence[float] | None,
     pairs: int,
     tolerance: float,
+    distribution: Distribution,
 ) -> Check:
     """What `solution` predicts for a network, beside what is measured.
 
@@ -249,34 +397,79 @@ def check(
         replay: The network, recorded for a batch of `batch_size(cosines, pairs)` samples.
         solution: The solution that shaped it.
         draws: Weights for `replay`, once for every seed.
-        cosines: Those of the pairs of inputs.
+        cosines: Those of the pairs of inputs; None for 0, or -1 where there is no other.
         pairs: How many there are for each cosine.
-        tolerance: What finite widths may add to a difference.
+        tolerance: The difference up to which a network counts as infinitely wide.
+        distribution: What the weights are drawn from.
     """
     if not tolerance >= 0.0:
         raise ValueError(f"tolerance must be 0 or more, got {tolerance:g} (typically 0.05)")
-    rng = np.random.default_rng(0)
-    shape, axis = replay.start_shape, replay.channel_axis
-    start = np.concatenate([pair_inputs(rng, shape, pairs, cosine, axis) for cosine in cosines])
-    q, c = stack([replay(start, weights) for weights in draws])
+    graph, begin = replay.graph, replay.begin
+    if cosines is None:
+        cosines = (0.0,) if replay.start_shape[replay.channel_axis] > 1 else (-1.0,)
+    points = [predict(graph, solution, Point(1.0, cosine)) for cosine in cosines]
+    rng, shape, axis = np.random.default_rng(0), replay.start_shape, replay.channel_axis
+    starts = [
+        math.sqrt(known[begin].q) * pair_inputs(rng, shape, pairs, known[begin].c, axis)
+        for known in points
+    ]
+    start = np.concatenate(starts).astype(np.float32)
+    q, c, errors, gains = stack([replay(start, weights) for weights in draws])
+    finite = FiniteWidth(graph, solution, replay.sizes, distribution)
+    judged = sum(index > begin for index in graph.live)
+    # Two sides each of q, c and, of layers, the gain.
+    limit = -float(ndtri(_FALSE_ALARM / (6.0 * max(judged, 1) * len(cosines))))
     comparisons: list[Comparison] = []
     parts = (np.split(values, len(cosines), axis=2) for values in (q, c))
-    for cosine, q_part, c_part in zip(cosines, *parts, strict=True):
-        points = predict(replay.graph, solution, Point(1.0, cosine))
-        measured = Measurement.of(replay.graph, q_part, c_part)
-        comparisons += compare(points, measured, tolerance, cosine)
-    return Check(tuple(comparisons), tolerance, len(q), pairs)
+    for cosine, known, q_part, c_part in zip(cosines, points, *parts, strict=True):
+        predicted = finite.predict(known, begin)
+        found = surprises(finite, q_part, c_part, gains, begin, replay.rounding)
+        measured = Measurement.of(graph, q_part, c_part).nodes
+        means = np.mean(q_part, axis=(2, 3)), np.nanmean(c_part, axis=2)
+        medians = np.median(means, axis=1)
+        for row, (node, surprise) in enumerate(zip(measured, found, strict=True)):
+            if node.node >= begin:
+                median = Point(float(medians[0, row]), float(medians[1, row]))
+                error = errors.get(node.node, 0.0)
+                comparisons.append(
+                    Comparison(
+                        predicted[node.node],
+                        node,
+                        median,
+                        surprise,
+                        error,
+                        limit,
+                        tolerance,
+                        cosine,
+                    )
+                )
+    return Check(tuple(comparisons), tolerance, len(q), pairs, _wanted_width(comparisons, replay))
 
 
-def compare(
-    predicted: Sequence[Point], measured: Measurement, tolerance: float, cosine: float
-) -> tuple[Comparison, ...]:
-    """Measured nodes beside the points predicted for all nodes of the same graph."""
-    return tuple(Comparison(predicted[m.node], m, tolerance, cosine) for m in measured.nodes)
+def _wanted_width(rows: Sequence[Comparison], replay: Replay[W]) -> int | None:
+    """The width from which on bands are narrow, if all bands shrink as they do to first order."""
+    widths = [
+        replay.sizes[i].channels
+        for i, n in enumerate(replay.graph.nodes)
+        if isinstance(n, Affine) and i in replay.sizes
+    ]
+    if not widths:
+        return None
+    factor = 0.0
+    for row in rows:
+        if row.measured.node == replay.graph.output:  # it is as wide as there are classes
+            continue
+        q, c = row.predicted.q_band, row.predicted.c_band
+        needed = math.log(q.high / q.median) / math.log(1.5), (c.high - c.low) / 0.2
+        factor = max(factor, *(number**2 for number in needed))
+    width = float(np.median(widths)) * factor
+    digits = 10.0 ** max(0, math.floor(math.log10(max(width, 1.0))) - 1)
+    return int(math.ceil(width / digits) * digits)
 
 
-def batch_size(cosines: Sequence[float], pairs: int) -> int:
+def batch_size(cosines: Sequence[float] | None, pairs: int) -> int:
     """How many samples a check with these `cosines` and `pairs` takes."""
+    cosines = (0.0,) if cosines is None else cosines
     if not cosines or pairs < 1:
         raise ValueError(
             "A check needs at least one cosine and one pair, got "
@@ -330,8 +523,9 @@ def values_at_nodes(
     graph: Graph,
     tensors: Mapping[int, tuple[T, float]],
     seen: Mapping[T, tuple[npt.ArrayLike, npt.ArrayLike]],
-) -> tuple[Array, Array]:
-    """The q and c values of shape (live nodes, pairs), from those `seen` at recorded tensors.
+    probe: Probe[T],
+) -> Kernels:
+    """The q and c values at live nodes, from those `seen` at recorded tensors.
 
     For nodes of `graph`, `tensors` has a recorded one and the factor by which it is larger.
     """
@@ -346,15 +540,18 @@ def values_at_nodes(
             assert isinstance(node, Sum)
             q, c = found[node.inputs[0]]
             found[index] = (q * node.weights[0] ** 2, c)
-    return stack(list(found.values()))
+    q, c = zip(*found.values(), strict=True)
+    gains = {node: np.array([gain]) for node, gain in probe.gains.items()}
+    return Kernels(np.stack(q), np.stack(c), probe.errors, gains)
 
 
-def stack(samples: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """All q and all c values, with another axis in front: of draws, or of nodes."""
+def stack(samples: Sequence[Kernels]) -> Kernels:
+    """All q and c values, with an axis of draws in front."""
     if not samples:
         raise ValueError("seeds must name at least one seed, got none (typically seeds=10)")
-    q, c = zip(*samples, strict=True)
-    return np.stack(q), np.stack(c)
+    q, c, errors, gains = zip(*samples, strict=True)
+    together = {node: np.concatenate([each[node] for each in gains]) for node in gains[0]}
+    return Kernels(np.stack(q), np.stack(c), errors[0], together)
 
 
 def seed_numbers(seeds: int | Iterable[int]) -> Iterable[int]:

@@ -279,6 +279,18 @@ class Point:
 ORTHOGONAL = Point(q=1.0, c=0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many channels a node has, and, of a layer, how many numbers each of them reads.
+
+    In `groups`, the numbers that one group reads are read by no other.
+    """
+
+    channels: int
+    fan_in: int = 1
+    groups: int = 1
+
+
 def propagate(
     graph: Graph,
     q_map: ScalarMap,

@@ -247,8 +247,8 @@ class Recorded(ABC, Generic[T]):
         """Where in the user's model `tensor` is computed."""
 
     @abstractmethod
-    def rank(self, tensor: T) -> int:
-        """How many axes `tensor` has."""
+    def shape(self, tensor: T) -> Sequence[int | None]:
+        """The sizes of the axes of `tensor`; None for one that is left open."""
 
     @abstractmethod
     def channel_candidates(self, rank: int) -> Sequence[int]:
@@ -261,6 +261,10 @@ class Recorded(ABC, Generic[T]):
         None if it is not the same function at all places, as where it adds unequal constants. Of a
         parameter that multiplies, `initial_factor` counts: conversion removes it.
         """
+
+    def rank(self, tensor: T) -> int:
+        """How many axes `tensor` has."""
+        return len(self.shape(tensor))
 
     def tolerances(self, tensor: T) -> Sequence[float]:
         """How close the values of `tensor` must be to those of an activation, tried in order."""

@@ -23,6 +23,7 @@ from . import record as rec
 from .activations import Activation, Array
 from .axes import Axes, Roles, find_axes, follow_axes
 from .graph import Graph, GraphBuilder
+from .network import Size
 from .recognise import PROBE, ScaledActivation, recognise
 from .record import Recorded, UnsupportedModelError
 
@@ -73,6 +74,7 @@ class Reading(Generic[T]):
     notes: Notes
     steps: Mapping[T, Step[T]]
     axes: Mapping[T, Axes]
+    sizes: Mapping[int, Size]
     outputs: Sequence[T]
 
     def tensors(self) -> dict[int, tuple[T, float]]:
@@ -98,7 +100,8 @@ def read(record: Recorded[T]) -> Reading[T]:
     reader = _Reader(record)
     graph = reader.read(beyond, ends)
     axes = find_axes(record, roles, beyond)
-    return Reading(graph, reader.notes, reader.steps, axes, record.outputs)
+    sizes = _find_sizes(record, reader.steps, axes)
+    return Reading(graph, reader.notes, reader.steps, axes, sizes, record.outputs)
 
 
 @dataclass(frozen=True)
@@ -449,6 +452,28 @@ class _Reader(Generic[T]):
         while self._readers[tensor] < 2 and self.steps[tensor].kind in ("move", "norm"):
             (tensor,) = self.steps[tensor].inputs
         return self._readers[tensor] > 1
+
+
+def _find_sizes(
+    record: Recorded[T], steps: Mapping[T, Step[T]], axes: Mapping[T, Axes]
+) -> dict[int, Size]:
+    """How many channels the nodes have, and how many numbers each output of a layer reads."""
+
+    def channels(tensor: T) -> int | None:
+        shape = record.shape(tensor)
+        found = [shape[axis] for axis in axes[tensor].channels if axis < len(shape)]
+        return None if None in found else math.prod(size for size in found if size is not None)
+
+    sizes: dict[int, Size] = {}
+    for tensor, step in steps.items():
+        if step.kind == "move" or step.node in sizes or not (count := channels(tensor)):
+            continue
+        fan_in = channels(step.inputs[0]) if step.kind == "affine" else None
+        layer = record.operations.get(tensor)
+        own = layer.channels if isinstance(layer, rec.Layer) else None
+        groups = fan_in // own if fan_in and own else 1
+        sizes[step.node] = Size(count, (fan_in or 1) // groups, groups)
+    return sizes
 
 
 def _find_ends(record: Recorded[T], roles: Mapping[T, Roles]) -> tuple[set[T], list[T]]:

@@ -3,41 +3,46 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from skipless.core import measure as core
-from skipless.core.activations import Array
-from skipless.core.measure import TOLERANCE, Check, Measurement
+from skipless.core.measure import TOLERANCE, Check, Kernels, Measurement
 from skipless.core.solution import Solution
 from skipless.core.trace import Axes
 
 from .init import Distribution, draw_weights
-from .record import Tensor
+from .record import Operation, Tensor
 from .trace import Reading, input_index, read
 
 
 class Replay:
     """Runs the record of `reading`, step by step, on inputs of the shape that it was made with."""
 
-    def __init__(self, reading: Reading, example: jax.Array) -> None:
-        self.graph = reading.graph
+    def __init__(
+        self, reading: Reading, example: jax.Array, solution: Solution | None = None
+    ) -> None:
+        self.graph, self.sizes = reading.graph, reading.sizes
         self._reading, self._example = reading, example
         self._tensors = reading.tensors()
-        self._start = self._tensors[0][0]
+        self.begin = core.first_node_of_pairs(self.graph, self.sizes)
+        self._start = self._tensors[self.begin][0]
+        self._probe = core.Probe(reading, solution)
+        self.rounding = float(jnp.finfo(example.dtype).eps)
         self._observed = {tensor: reading.axes[tensor] for tensor, _ in self._tensors.values()}
         self.start_shape = self._start.shape[1:]
         self.channel_axis = reading.axes[self._start].channels[0] - 1
 
-    def __call__(self, start: np.ndarray, weights: Mapping[Tensor, object]) -> tuple[Array, Array]:
-        """The q and c values from this `start` of the graph on."""
+    def __call__(self, start: np.ndarray, weights: Mapping[Tensor, object]) -> Kernels:
+        """The kernels from this `start` of the graph on."""
         return self.run(self._example, weights, jnp.asarray(start, self._example.dtype))
 
     def run(
         self, inputs: jax.Array, weights: Mapping[Tensor, object], start: jax.Array | None = None
-    ) -> tuple[Array, Array]:
+    ) -> Kernels:
         """The same for these `inputs` of the function."""
         record, samples = self._reading.record, len(inputs)
         seen: dict[Tensor, tuple[jax.Array, jax.Array]] = {}
@@ -49,6 +54,7 @@ class Replay:
                 value = start
             if tensor in self._observed:
                 seen[tensor] = _kernel(value, self._observed[tensor], samples)
+            self._probe.see(tensor, lambda: np.asarray(value, np.float64))
             values[tensor] = value
 
         keep(record.input, inputs)
@@ -58,11 +64,14 @@ class Replay:
             arguments = [values[t] if t.signal else self._constant(t, weights) for t in op.inputs]
             for tensor, value in zip(op.outputs, op.run(*arguments), strict=True):
                 keep(tensor, value)
+                if (source := self._probe.layers.get(tensor)) is not None:
+                    apply = partial(_apply, op, arguments, op.inputs.index(source))
+                    self._probe.feed(tensor, source.shape, apply)
             for tensor in {t for t in op.inputs if t.signal}:
                 readers[tensor] -= 1
                 if not readers[tensor]:
                     del values[tensor]
-        return core.values_at_nodes(self.graph, self._tensors, seen)
+        return core.values_at_nodes(self.graph, self._tensors, seen, self._probe)
 
     def _constant(self, tensor: Tensor, drawn: Mapping[Tensor, object]) -> object:
         value = drawn.get(tensor)
@@ -75,9 +84,16 @@ class Replay:
         return value
 
 
+def _apply(op: Operation, arguments: Sequence[Any], place: int, x: np.ndarray) -> np.ndarray:
+    """What a layer makes of `x` in place of its input."""
+    given = jnp.asarray(x, arguments[place].dtype)
+    (result,) = op.run(*arguments[:place], given, *arguments[place + 1 :])
+    return np.asarray(result, np.float64)
+
+
 @partial(jax.jit, static_argnums=(1, 2))
 def _kernel(x: jax.Array, axes: Axes, samples: int) -> tuple[jax.Array, jax.Array]:
-    """The q and c values of pairs, averaged over locations; c over those without a zero sample."""
+    """Q of both samples of each pair and their c, averaged over locations; c where none is zero."""
     if x.ndim == 1:
         x, axes = x[:, None], Axes(0, (1,))
     width = math.prod(x.shape[axis] for axis in axes.channels)
@@ -88,7 +104,9 @@ def _kernel(x: jax.Array, axes: Axes, samples: int) -> tuple[jax.Array, jax.Arra
     first, second = x_plc[0::2], x_plc[1::2]
     q_1, q_2 = jnp.mean(first**2, axis=2), jnp.mean(second**2, axis=2)
     c_pl = jnp.mean(first * second, axis=2) / (jnp.sqrt(q_1) * jnp.sqrt(q_2))
-    return jnp.mean(q_1 + q_2, axis=1) / 2.0, jnp.nanmean(jnp.clip(c_pl, -1.0, 1.0), axis=1)
+    return jnp.mean(jnp.stack([q_1, q_2], -1), axis=1), jnp.nanmean(
+        jnp.clip(c_pl, -1.0, 1.0), axis=1
+    )
 
 
 def measure(
@@ -121,14 +139,14 @@ def measure(
             replay = Replay(read(fn, *drawn, *args[place:], argnum=len(drawn)), inputs)
             graph = graph or replay.graph
             samples.append(replay.run(inputs, {}))
-        q, c = core.stack(samples)
+        q, c, _ = core.stack(samples)
         assert graph is not None
         return Measurement.of(graph, q, c)
     reading = read(fn, *args, argnum=place)
     replay = Replay(reading, inputs)
     draws = partial(draw_weights, reading, **core.sigmas(core.known_solution(fn)))
     weights = [{}] if seeds is None else map(draws, _keys(seeds))
-    q, c = core.stack([replay.run(inputs, drawn) for drawn in weights])
+    q, c, _ = core.stack([replay.run(inputs, drawn) for drawn in weights])
     return Measurement.of(replay.graph, q, c)
 
 
@@ -136,8 +154,8 @@ def check(
     fn: Callable[..., object],
     *args: object,
     solution: Solution | None = None,
-    cosines: Sequence[float] = (0.0,),
-    seeds: int | Iterable[int] = 20,
+    cosines: Sequence[float] | None = None,
+    seeds: int | Iterable[int] | None = 20,
     pairs: int = 8,
     distribution: Distribution = "orthogonal",
     tolerance: float = TOLERANCE,
@@ -167,8 +185,9 @@ def check(
     batch = jnp.ones((samples, *example.shape[1:]), example.dtype)  # pyright: ignore
     reading = read(fn, *args[:place], batch, *args[place + 1 :], argnum=place)
     draw = partial(draw_weights, reading, distribution=distribution, **core.sigmas(solution))
-    replay, draws = Replay(reading, batch), map(draw, _keys(seeds))
-    return core.check(replay, solution, draws, cosines, pairs, tolerance)
+    replay = Replay(reading, batch, solution)
+    draws = [{}] if seeds is None else map(draw, _keys(seeds))
+    return core.check(replay, solution, draws, cosines, pairs, tolerance, distribution)
 
 
 def pair_inputs(

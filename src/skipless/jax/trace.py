@@ -209,8 +209,8 @@ class Description(Recorded[Tensor]):
             return ".".join(words[:-1]) or str(op.location)
         return str(op.location)
 
-    def rank(self, tensor: Tensor) -> int:
-        return len(tensor.shape)
+    def shape(self, tensor: Tensor) -> Sequence[int | None]:
+        return tensor.shape
 
     def channel_candidates(self, rank: int) -> Sequence[int]:
         return range(rank - 1, 0, -1)

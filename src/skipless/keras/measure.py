@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from skipless.core import measure as core
-from skipless.core.measure import TOLERANCE, Check, Measurement
+from skipless.core.measure import TOLERANCE, Check, Kernels, Measurement
 from skipless.core.solution import Solution
 from skipless.core.trace import Axes
 
@@ -47,7 +47,7 @@ def measure(
     replay = Replay(reading, example=inputs)
     draw = draw or partial(initialize_, **core.sigmas(core.known_solution(model)))
     with closing(_draws(model, seeds, draw)) as draws:
-        q, c = core.stack([replay.run(inputs) for _ in draws])
+        q, c, _ = core.stack([replay.run(inputs) for _ in draws])
     return Measurement.of(replay.graph, q, c)
 
 
@@ -56,8 +56,8 @@ def check(
     example: object = None,
     solution: Solution | None = None,
     *,
-    cosines: Sequence[float] = (0.0,),
-    seeds: int | Iterable[int] = 20,
+    cosines: Sequence[float] | None = None,
+    seeds: int | Iterable[int] | None = 20,
     pairs: int = 8,
     distribution: Distribution = "orthogonal",
     tolerance: float = TOLERANCE,
@@ -77,10 +77,10 @@ def check(
     """
     solution = core.find_solution(model, solution)
     samples = core.batch_size(cosines, pairs)
-    replay = Replay(read(model, example), samples, example)
+    replay = Replay(read(model, example), samples, example, solution)
     draw = partial(initialize_, distribution=distribution, **core.sigmas(solution))
     with closing(_draws(model, seeds, draw)) as draws:
-        return core.check(replay, solution, draws, cosines, pairs, tolerance)
+        return core.check(replay, solution, draws, cosines, pairs, tolerance, distribution)
 
 
 def pair_inputs(
@@ -104,26 +104,38 @@ def pair_inputs(
 class Replay:
     """Runs the recorded calls of `reading` again, with the weights that the layers have."""
 
-    def __init__(self, reading: Reading, samples: int = 2, example: object = None) -> None:
-        self.graph = reading.graph
+    def __init__(
+        self,
+        reading: Reading,
+        samples: int = 2,
+        example: object = None,
+        solution: Solution | None = None,
+    ) -> None:
+        self.graph, self.sizes = reading.graph, reading.sizes
         self._record, self._tensors = reading.record, reading.tensors()
         self._axes = {tensor: reading.axes[tensor] for tensor, _ in self._tensors.values()}
-        self._start = self._tensors[0][0]
+        self._probe = core.Probe(reading, solution)
+        self.begin = core.first_node_of_pairs(self.graph, self.sizes)
+        self._start = self._tensors[self.begin][0]
+        self.rounding = _epsilon(self._start.dtype)
         self.channel_axis = self._axes[self._start].channels[0] - 1
         self._stand_in = _stand_in(self._record.input, samples, example)
         values = self._values(self._stand_in)
         start = next(value for tensor, value in values if tensor is self._start)
         self.start_shape = tuple(start.shape[1:])
 
-    def __call__(self, start: np.ndarray, weights: None) -> tuple[np.ndarray, np.ndarray]:
-        """The q and c values from this `start` of the graph on."""
+    def __call__(self, start: np.ndarray, weights: None) -> Kernels:
+        """The kernels from this `start` of the graph on."""
         return self.run(self._stand_in, start)
 
-    def run(self, inputs: Array, start: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def run(self, inputs: Array, start: np.ndarray | None = None) -> Kernels:
         """The same for these `inputs` of the model."""
-        values = ((t, value) for t, value in self._values(inputs, start) if t in self._axes)
-        seen = {tensor: _kernel(value, self._axes[tensor], len(inputs)) for tensor, value in values}
-        return core.values_at_nodes(self.graph, self._tensors, seen)
+        seen: dict[Tensor, tuple[np.ndarray, np.ndarray]] = {}
+        for tensor, value in self._values(inputs, start):
+            if tensor in self._axes:
+                seen[tensor] = _kernel(value, self._axes[tensor], len(inputs))
+            self._probe.see(tensor, lambda value=value: _as_numpy(value))
+        return core.values_at_nodes(self.graph, self._tensors, seen, self._probe)
 
     def _values(
         self, inputs: Array, start: np.ndarray | None = None
@@ -139,7 +151,18 @@ class Replay:
                 if tensor.call not in results:  # a call may have several results
                     results[tensor.call] = _results_of(tensor.call, values)
                 values[tensor] = results[tensor.call][tensor.index]
+            if (source := self._probe.layers.get(tensor)) is not None:
+                apply = partial(_apply, tensor, source, values)
+                self._probe.feed(tensor, tuple(values[source].shape), apply)
             yield tensor, values[tensor]
+
+
+def _apply(
+    tensor: Tensor, source: Tensor, values: Mapping[Tensor, Any], x: np.ndarray
+) -> np.ndarray:
+    """What a layer makes of `x` in place of its `source`."""
+    given = {**values, source: ops.convert_to_tensor(x, source.dtype)}
+    return _as_numpy(_results_of(tensor.call, given)[tensor.index])
 
 
 def _stand_in(start: Tensor, samples: int, example: object) -> np.ndarray:
@@ -182,9 +205,18 @@ def _results_of(call: Call, values: Mapping[Tensor, Any]) -> list[Any]:
         object.__setattr__(layer, "activation", before)
 
 
+def _as_numpy(value: Array) -> np.ndarray:
+    return np.asarray(ops.convert_to_numpy(ops.cast(value, "float32")), np.float64)
+
+
+def _epsilon(dtype: str) -> float:
+    """The rounding error of numbers of this type, which numpy may not have."""
+    return {"bfloat16": 2.0**-8, "float16": 2.0**-11}.get(dtype, 2.0**-23)
+
+
 def _kernel(value: Array, axes: Axes, samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """The q and c values of pairs, averaged over locations; c over those without a zero sample."""
-    x = np.asarray(ops.convert_to_numpy(ops.cast(value, "float32")), np.float64)
+    """Q of both samples of each pair and their c, averaged over locations; c where none is zero."""
+    x = _as_numpy(value)
     width = math.prod(x.shape[axis] for axis in axes.channels)
     last = range(x.ndim - len(axes.channels), x.ndim)
     x_plc = np.moveaxis(x, (axes.samples, *axes.channels), (0, *last)).reshape(samples, -1, width)
@@ -194,7 +226,7 @@ def _kernel(value: Array, axes: Axes, samples: int) -> tuple[np.ndarray, np.ndar
         c_pl = np.mean(first * second, axis=2) / np.sqrt(q_1 * q_2)
         known = ~np.isnan(c_pl)
         c = np.where(known, np.clip(c_pl, -1.0, 1.0), 0.0).sum(axis=1) / known.sum(axis=1)
-    return (q_1 + q_2).mean(axis=1) / 2.0, c
+    return np.stack([q_1, q_2], -1).mean(axis=1), c
 
 
 def _draws(

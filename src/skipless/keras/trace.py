@@ -88,8 +88,8 @@ class Description(Recorded[Tensor]):
     def origin(self, tensor: Tensor) -> str:
         return tensor.call.path
 
-    def rank(self, tensor: Tensor) -> int:
-        return len(tensor.shape)
+    def shape(self, tensor: Tensor) -> Sequence[int | None]:
+        return tensor.shape
 
     def channel_candidates(self, rank: int) -> Sequence[int]:
         return range(rank - 1, 0, -1)

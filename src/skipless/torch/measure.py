@@ -22,7 +22,7 @@ from torch.export.graph_signature import InputKind
 from skipless._deprecated import renamed_arguments
 from skipless.core import measure as core
 from skipless.core.activations import Array
-from skipless.core.measure import TOLERANCE, Check, Measurement
+from skipless.core.measure import TOLERANCE, Check, Kernels, Measurement, Probe
 from skipless.core.solution import Solution
 
 from .init import Distribution, initialize_
@@ -35,26 +35,29 @@ class Replay:
     The record shares its weights with the model, so that it follows when these are drawn again.
     """
 
-    def __init__(self, model: nn.Module, example: Tensor) -> None:
+    def __init__(self, model: nn.Module, example: Tensor, solution: Solution | None = None) -> None:
         reading = read(model, example)
-        self.graph = reading.graph
+        self.graph, self.sizes = reading.graph, reading.sizes
         self._program, self._example = reading.program, example
         self._tensors = reading.tensors()
-        self._start = self._tensors[0][0]
+        self.begin = core.first_node_of_pairs(self.graph, self.sizes)
+        self._start = self._tensors[self.begin][0]
         self.start_shape = tuple(self._start.meta["val"].shape[1:])
         self.channel_axis = reading.axes[self._start].channels[0] - 1
+        self.rounding = torch.finfo(example.dtype).eps
         self._channels = {t: reading.axes[t].channels for t, _ in self._tensors.values()}
+        self._probe = core.Probe(reading, solution)
 
-    def __call__(self, start: np.ndarray, weights: None) -> tuple[Array, Array]:
+    def __call__(self, start: np.ndarray, weights: None) -> Kernels:
         return self.run(self._example, torch.from_numpy(start).to(self._example))
 
     @torch.no_grad()
-    def run(self, inputs: Tensor, start: Tensor | None = None) -> tuple[Array, Array]:
-        """The q and c values of shape (live nodes, pairs), with the weights as they are.
+    def run(self, inputs: Tensor, start: Tensor | None = None) -> Kernels:
+        """The kernels with the weights as they are.
 
-        A `start` replaces what layers that normalise the `inputs` make of them.
+        A `start` replaces what the model makes of the `inputs` up to there.
         """
-        observer = _Observer(self._program, self._channels, len(inputs))
+        observer = _Observer(self._program, self._channels, len(inputs), self._probe)
         if start is not None:
             observer.given[self._start] = start
         state = {**self._program.state_dict, **self._program.constants}
@@ -65,17 +68,21 @@ class Replay:
                 for spec in self._program.graph_signature.input_specs
             )
         )
-        return core.values_at_nodes(self.graph, self._tensors, observer.seen)
+        return core.values_at_nodes(self.graph, self._tensors, observer.seen, self._probe)
 
 
 class _Observer(fx.Interpreter):
     """Takes q and c of a tensor as soon as it is computed: what comes later may overwrite it."""
 
     def __init__(
-        self, program: ExportedProgram, channels: Mapping[fx.Node, tuple[int, ...]], batch_size: int
+        self,
+        program: ExportedProgram,
+        channels: Mapping[fx.Node, tuple[int, ...]],
+        batch_size: int,
+        probe: Probe[fx.Node],
     ) -> None:
         super().__init__(program.graph_module)
-        self.channels, self.batch_size = channels, batch_size
+        self.channels, self.batch_size, self.probe = channels, batch_size, probe
         self.given: dict[fx.Node, Tensor] = {}
         self.seen: dict[fx.Node, tuple[Array, Array]] = {}
 
@@ -86,11 +93,25 @@ class _Observer(fx.Interpreter):
         if n in self.channels:
             q, c = _kernel(result, self.channels[n], self.batch_size)
             self.seen[n] = (q.double().cpu().numpy(), c.double().cpu().numpy())
+        if isinstance(result, Tensor):
+            self.probe.see(n, lambda: result.double().cpu().numpy())
+        if n in self.probe.layers:
+            source = self.env[self.probe.layers[n]]
+            self.probe.feed(n, source.shape, partial(self._apply, n, source))
         return result
+
+    def _apply(self, layer: fx.Node, source: Tensor, x: Array) -> Array:
+        """What a layer makes of `x` in place of its `source`."""
+        place = self.probe.layers[layer]
+        self.env[place] = torch.from_numpy(x).to(source)
+        try:
+            return super().run_node(layer).double().cpu().numpy()
+        finally:
+            self.env[place] = source
 
 
 def _kernel(x: Tensor, channels: tuple[int, ...], batch_size: int) -> tuple[Tensor, Tensor]:
-    """The q and c values of pairs, averaged over locations; c over those without a zero sample."""
+    """Q of both samples of each pair and their c, averaged over locations; c where none is zero."""
     if x.shape[0] != batch_size:  # locations were made samples: linear layers take it so
         x, channels = x.unflatten(0, (batch_size, -1)), tuple(axis + 1 for axis in channels)
     if x.dim() == 1:
@@ -101,7 +122,7 @@ def _kernel(x: Tensor, channels: tuple[int, ...], batch_size: int) -> tuple[Tens
     first, second = x_plc[0::2], x_plc[1::2]
     q_1, q_2 = first.square().mean(dim=2), second.square().mean(dim=2)
     c_pl = (first * second).mean(dim=2) / (q_1.sqrt() * q_2.sqrt())
-    return (q_1 + q_2).mean(dim=1) / 2.0, c_pl.clamp(-1.0, 1.0).nanmean(dim=1)
+    return torch.stack([q_1, q_2], -1).mean(dim=1), c_pl.clamp(-1.0, 1.0).nanmean(dim=1)
 
 
 def measure(
@@ -135,7 +156,7 @@ def measure(
     modes = {module: module.training for module in network.modules()}
     try:
         replay = Replay(network.eval(), inputs)
-        q, c = core.stack([replay.run(inputs) for _ in _draws(network, seeds, draw)])
+        q, c, _ = core.stack([replay.run(inputs) for _ in _draws(network, seeds, draw)])
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -147,38 +168,33 @@ def check(
     example: Tensor,
     solution: Solution | None = None,
     *,
-    cosines: Sequence[float] = (0.0,),
-    seeds: int | Iterable[int] = 20,
+    cosines: Sequence[float] | None = None,
+    seeds: int | Iterable[int] | None = 20,
     pairs: int = 8,
     distribution: Distribution = "orthogonal",
     tolerance: float = TOLERANCE,
 ) -> Check:
     r"""What `solution` predicts for `model`, beside what is measured, at every node of its graph.
 
-    A node agrees if c, and q relative to its prediction, are off by at most the `tolerance` and
-    four standard errors. The tolerance is for what finite width adds to c, which grows with depth
-    over width. In chains of 100 layers (appendix E.1, `paper.computed`), mean c is off by
-
-    | width | TReLU, orthogonal | TReLU, Gaussian | DKS of SoftPlus, orthogonal | … Gaussian |
-    |-------|-------------------|-----------------|-----------------------------|------------|
-    | 30    | 0.050             | 0.053           | 0.135                       | 0.461      |
-    | 100   | 0.021             | 0.025           | 0.034                       | 0.166      |
-    | 300   | 0.006             | 0.016           | 0.009                       | 0.041      |
-    | 1000  | 0.002             | 0.008           | 0.003                       | 0.006      |
-
-    so that 0.05 is enough from width 300 on. Under TReLU q stays near 1, but DKS holds it to first
-    order only, and in narrow deep networks some draws let it explode.
+    In a network of width n, q and c fluctuate from draw to draw, the more the deeper it is. So the
+    result has, beside the prediction for infinite width, the median and the range of 95 % of all
+    draws at the widths that the model has. A node agrees if it does what the theory says with the
+    q and c values that were measured before it, up to the fluctuation of one layer, which is
+    computed: few seeds do not widen it. In a sound network, one check of 100 has a node that
+    disagrees. `result.assert_ok()` raises then.
 
     Args:
         model: The network.
         example: A batch of inputs, of which only the shape of a sample matters.
         solution: What shaped the network; a converted model carries it.
-        cosines: Those of the pairs of inputs that go through the network.
+        cosines: Those of the pairs of inputs that go through the network, by default 0. Samples of
+            a single channel are alike or opposite, so there the pairs are chosen behind the first
+            layer, or are opposite (-1) if several layers read the input.
         seeds: How many draws of the weights, or the seeds themselves: `seeds=tqdm(range(50))` shows
-            progress. With fewer than ten, a disagreement may be chance.
+            progress. None measures the weights that the model has.
         pairs: How many pairs of inputs there are for each cosine.
         distribution: "orthogonal" or "gaussian" weights.
-        tolerance: What finite width may add to a difference.
+        tolerance: The difference up to which the network counts as infinitely wide.
 
     >>> from skipless import Graph, TAT, solve
     >>> from skipless.torch import ShapedActivation
@@ -194,8 +210,8 @@ def check(
     draw = partial(initialize_, distribution=distribution, **core.sigmas(solution))
     network = copy.deepcopy(model).eval()
     batch = example[:1].expand(samples, *example.shape[1:]).clone()
-    draws = _draws(network, seeds, draw)
-    return core.check(Replay(network, batch), solution, draws, cosines, pairs, tolerance)
+    draws, replay = _draws(network, seeds, draw), Replay(network, batch, solution)
+    return core.check(replay, solution, draws, cosines, pairs, tolerance, distribution)
 
 
 @renamed_arguments(channel_dim="channel_axis")

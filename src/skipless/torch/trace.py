@@ -149,8 +149,8 @@ class Description(Recorded[fx.Node]):
     def origin(self, tensor: fx.Node) -> str:
         return tensor.name if tensor is self.input else origin(tensor)
 
-    def rank(self, tensor: fx.Node) -> int:
-        return len(sizes(tensor))
+    def shape(self, tensor: fx.Node) -> Sequence[int | None]:
+        return sizes(tensor)
 
     def channel_candidates(self, rank: int) -> Sequence[int]:
         return range(1, rank)

@@ -1,0 +1,301 @@
+r"""The median and the 95 % band of q and c at every node of a network with given widths.
+
+The fluctuations of all layers (`fluctuation`) add up along the network. The median takes the usual
+path through Q and C maps, with the drift of every node on top; around it, deviations are carried
+on by the derivatives of the maps, with the covariance between the branches that meet again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, NamedTuple, assert_never
+
+import numpy as np
+
+from .activations import Array
+from .fluctuation import (
+    Noise,
+    Response,
+    activation_response,
+    log_mean,
+    log_variance,
+    normal_covariance,
+    to_logarithms,
+)
+from .graph import Affine, Concat, Graph, Input, Nonlinearity, Sum, inputs_of
+from .network import Point, Size
+from .rules import GroupRule, PartRule, find_rules
+from .solution import Solution, require_solution
+
+Distribution = Literal["orthogonal", "gaussian"]
+Widths = Mapping[int, Size] | int  # of every node, or of all
+
+_NORMAL_95 = 1.959963984540054
+_ALIKE = 1e-7
+
+
+class Band(NamedTuple):
+    """The median over draws of the weights, and the ends between which 95 % of them lie."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True)
+class Prediction(Point):
+    """The point of an infinitely wide network, and the bands at the width that it has."""
+
+    q_band: Band
+    c_band: Band
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A part of a node's kernel: its q value there, its cosine, and the node that it comes from."""
+
+    q: float
+    c: float
+    source: int | None  # None: a bias
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a node makes of the kernels of earlier ones.
+
+    `jacobians` has, for each node that it depends on, the derivative of (log q₁, log q₂, c).
+    """
+
+    point: Point
+    jacobians: Mapping[int, Array]
+    noise: Noise
+
+
+class FiniteWidth:
+    """A graph with the widths of its nodes; those that `sizes` lacks count as infinitely wide."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        solution: Solution,
+        sizes: Widths,
+        distribution: Distribution = "orthogonal",
+    ) -> None:
+        require_solution(solution)
+        if isinstance(sizes, int):
+            sizes = dict.fromkeys(range(len(graph.nodes)), Size(sizes, sizes))
+        self.graph, self.sizes, self.distribution = graph, sizes, distribution
+        self.rules = find_rules(graph, solution)
+        self.phi = solution.shaped
+        self._sigma_w, self._sigma_b = solution.sigma_w, solution.sigma_b
+        self._respond = cache(activation_response)
+
+    def sources(self, index: int) -> tuple[int, ...]:
+        """The nodes that the point of a node is computed from."""
+        match self.rules.get(index):
+            case GroupRule(groups):
+                return tuple(dict.fromkeys(group.source for group in groups))
+            case PartRule(parts):
+                return tuple(parts)
+            case None:
+                return inputs_of(self.graph.nodes[index])
+
+    def is_approximate(self, index: int) -> bool:
+        """Whether the rule of a node holds only roughly.
+
+        Gaussian weights that do not mix channels are not signs, as the rules suppose.
+        """
+        rule = self.rules.get(index)
+        composed = isinstance(rule, GroupRule) and any(
+            g.function is not self.phi for g in rule.groups
+        )
+        return composed and self.distribution == "gaussian"
+
+    @property
+    def gain(self) -> float:
+        """By how much layers multiply q, without their biases."""
+        return self._sigma_w**2
+
+    def gain_variance(self, index: int, vectors: int) -> float:
+        """Its relative variance for a layer, measured with as many random `vectors`."""
+        size = self.sizes[index]
+        of_weights = 1.0 / size.fan_in if self.distribution == "gaussian" else 0.0
+        return 2.0 / size.channels * (of_weights + 1.0 / vectors)
+
+    def terms(self, index: int) -> list[tuple[int | None, float]]:
+        """What a node adds or joins (None: a bias), each with a factor of its q value."""
+        node, rule = self.graph.nodes[index], self.rules.get(index)
+        if isinstance(rule, PartRule):
+            return [(i, weight**2) for i, weight in rule.parts.items()]
+        match node:
+            case Affine(i):
+                bias = [(None, self._sigma_b**2)] if self._sigma_b else []
+                return [(i, self._sigma_w**2), *bias]
+            case Sum(inputs, weights):
+                return [(i, weight**2) for i, weight in zip(inputs, weights, strict=True)]
+            case Concat(inputs, widths):
+                channels = sum(widths)
+                return [(i, width / channels) for i, width in zip(inputs, widths, strict=True)]
+            case Input() | Nonlinearity():
+                raise AssertionError("it has no terms")
+            case _:
+                assert_never(node)
+
+    def step(self, index: int, points: Mapping[int, Point]) -> Step:
+        """The point of a node, from those of its `sources`, and what its width does to it."""
+        node, rule = self.graph.nodes[index], self.rules.get(index)
+        n = self.sizes[index].channels if index in self.sizes else math.inf
+        if isinstance(rule, GroupRule):
+            return self._groups(rule, points, n)
+        if isinstance(node, Nonlinearity):
+            at = points[node.input]
+            return _activate([(1.0, node.input, at, self._response(at))], n)
+        terms = [
+            _Term(scale, 1.0, None)
+            if source is None
+            else _Term(scale * points[source].q, points[source].c, source)
+            for source, scale in self.terms(index)
+        ]
+        if isinstance(node, Affine):
+            return _mix(terms, n, self._own(index, node, points, n))
+        return _mix(terms, math.inf if isinstance(node, Concat) else n)
+
+    def _response(self, at: Point) -> Response:
+        return self._respond(self.phi, Point(float(f"{at.q:.7g}"), round(at.c, 7)))
+
+    def _groups(self, rule: GroupRule, points: Mapping[int, Point], n: float) -> Step:
+        known = [(g, points[g.source]) for g in rule.groups if g.function is not None]
+        parts = [(g.share, g.source, at, self._respond(g.function, at)) for g, at in known]
+        return _activate(parts, n)
+
+    def _own(self, index: int, node: Affine, points: Mapping[int, Point], n: float) -> list[Array]:
+        """The covariance of what weights make of a kernel, and that of biases."""
+        covariance = normal_covariance(points[node.input].c) / n
+        if not node.mixes:  # each channel times a number of its own
+            covariance = 2.0 / n * self._second(node.input, points)
+        if self.distribution == "orthogonal":
+            size = self.sizes.get(index, Size(1))
+            fan_in, fan_out = size.fan_in, size.channels / size.groups
+            covariance = covariance * max(0.0, (fan_in - fan_out) / (fan_in + 2.0))
+        return [covariance, 2.0 / n * np.ones((3, 3))]
+
+    def _second(self, source: int, points: Mapping[int, Point]) -> Array:
+        """E[f fᵀ] of one channel at `source`."""
+        node, at = self.graph.nodes[source], points[source]
+        if isinstance(node, Nonlinearity) and node.input in points:
+            return self._response(points[node.input]).second
+        mean = np.array([1.0, 1.0, at.c])
+        return normal_covariance(at.c) + np.outer(mean, mean)
+
+    def predict(self, points: Sequence[Point], begin: int = 0) -> dict[int, Prediction]:
+        """The `points` of live nodes from `begin` on, with their bands.
+
+        Args:
+            points: What `core.predict` returns.
+            begin: The node at which both inputs are chosen, by default the graph's input.
+        """
+        live = [i for i in sorted(self.graph.live) if i >= begin]
+        last: dict[int, int] = {}
+        for index in live:
+            last.update(dict.fromkeys(self.sources(index), index))
+        found: dict[int, Prediction] = {}
+        medians: dict[int, Point] = {}
+        covariances: dict[tuple[int, int], Array] = {}  # between the nodes that are still needed
+        needed: set[int] = set()
+        for index in live:
+            if index == begin:
+                median, own = points[index], np.zeros((3, 3))
+            else:
+                step = self.step(index, medians)
+                median = _drift(step)
+                across = {
+                    other: sum(j @ covariances[i, other] for i, j in step.jacobians.items())
+                    for other in needed
+                }
+                own = sum(across[i] @ j.T for i, j in step.jacobians.items()) + _log_noise(step)
+                for other, block in across.items():
+                    covariances[index, other], covariances[other, index] = block, block.T
+            covariances[index, index] = np.asarray(own)
+            medians[index] = median
+            bands = _bands(median, covariances[index, index])
+            found[index] = Prediction(points[index].q, points[index].c, *bands)
+            needed.add(index)
+            for done in [i for i in needed if last.get(i, -1) <= index]:
+                needed.discard(done)
+                for other in (*needed, done):
+                    covariances.pop((done, other), None), covariances.pop((other, done), None)
+        return found
+
+
+def _activate(parts: Sequence[tuple[float, int, Point, Response]], n: float) -> Step:
+    """Channels that are functions of normal numbers: shares, sources, their points, responses."""
+    q = sum(share * response.q for share, _, _, response in parts)
+    amounts = [share * response.q / q for share, _, _, response in parts]
+    c = sum(a * part[3].c for a, part in zip(amounts, parts, strict=True))
+    jacobians: dict[int, Array] = {}
+    covariance, shift = np.zeros((3, 3)), np.zeros(3)
+    for amount, (share, source, at, response) in zip(amounts, parts, strict=True):
+        covariance += amount**2 / share / n * response.covariance
+        shift += amount / share / n * response.shift
+        turned = (
+            to_logarithms(c) @ (amount * response.jacobian) @ np.linalg.inv(to_logarithms(at.c))
+        )
+        jacobians[source] = jacobians.get(source, 0.0) + turned
+    return Step(Point(q, c), jacobians, Noise.of(covariance, shift, c))
+
+
+def _mix(terms: Sequence[_Term], n: float, own: Sequence[Array] = ()) -> Step:
+    """A sum of terms whose inner products are zero on average, each with its `own` covariance."""
+    q = sum(term.q for term in terms)
+    shares = [term.q / q for term in terms]
+    c = sum(share * term.c for share, term in zip(shares, terms, strict=True))
+    covariance = np.zeros((3, 3))
+    for place, (a, one) in enumerate(zip(shares, terms, strict=True)):
+        if own:
+            covariance += a * a * own[place]
+        for b, other in zip(shares[:place], terms[:place], strict=True):
+            both, mean = 4.0 * one.c * other.c, 2.0 * (one.c + other.c)
+            products = np.array(
+                [[4.0, both, mean], [both, 4.0, mean], [mean, mean, 2.0 + both / 2.0]]
+            )
+            covariance += a * b / n * products
+    jacobians: dict[int, Array] = {}
+    for share, term in zip(shares, terms, strict=True):
+        if term.source is not None:
+            turned = share * np.eye(3)
+            turned[2, :2] = 0.5 * share * (term.c - c)
+            jacobians[term.source] = jacobians.get(term.source, 0.0) + turned
+    return Step(Point(q, c), jacobians, Noise.of(covariance, np.zeros(3), c))
+
+
+def _drift(step: Step) -> Point:
+    """The median of a node whose sources are at their medians."""
+    noise, point = step.noise, step.point
+    q = point.q * math.exp(noise.q_shift + log_mean(noise.single))
+    if 1.0 - abs(point.c) < _ALIKE:
+        return Point(q, point.c)
+    return Point(q, math.tanh(math.atanh(point.c) + noise.artanh_c_shift))
+
+
+def _log_noise(step: Step) -> Array:
+    """The covariance of (log q₁, log q₂, c) that a node adds."""
+    variance = step.noise.single
+    factor = math.sqrt(log_variance(variance) / variance) if variance > 0.0 else 1.0
+    scale = np.diag([factor, factor, 1.0])
+    return scale @ step.noise.covariance @ scale
+
+
+def _bands(median: Point, covariance: Array) -> tuple[Band, Band]:
+    s = _NORMAL_95 * math.sqrt(max(covariance[0, 0], 0.0))
+    q = Band(median.q, median.q * math.exp(-s), median.q * math.exp(s))
+    rest = 1.0 - median.c**2
+    if rest < _ALIKE:
+        return q, Band(median.c, median.c, median.c)
+    z, s = math.atanh(median.c), _NORMAL_95 * math.sqrt(max(covariance[2, 2], 0.0)) / rest
+    return q, Band(median.c, math.tanh(z - s), math.tanh(z + s))
