@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from skipless import TAT, Graph, solve
 from skipless.cli import main
-from skipless.core.network import Point
+from skipless.core.agreement import Surprise
 
 FACTORIES = """
 import torch
@@ -29,6 +29,8 @@ def made(width=60):
 def plain():
     return nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(50, 50), nn.ReLU())))
 
+def bordered():  # a border of zeros: half of the locations have q = 0
+    return nn.Sequential(nn.Conv1d(9, 60, 3), nn.ReLU(), nn.Conv1d(60, 60, 1, padding=3), nn.ReLU())
 """
 
 
@@ -68,19 +70,29 @@ def test_json_has_every_node_with_prediction_measurement_and_error(capsys, folde
     assert (last["node"], last["kind"]) == (10, "Activation")
     assert last["c_predicted"] == pytest.approx(0.5, abs=1e-9)
     assert abs(last["c"] - 0.5) < 0.05 + 4 * last["c_error"]
+    low, high = last["c_band"]
+    assert low < last["c_median"] < high
     text = (folder / "a.svg").read_text()
     assert "width 40" in text
     assert "predicted" in text
 
 
 def test_a_disagreement_at_the_largest_width_returns_one_and_names_the_layers(capsys) -> None:
-    # DKS of SoftPlus in narrow Gaussian networks: the paper's figure 4 shows how far it is off.
-    narrow = ("mlp:20", "--method", "dks", "--zeta", "10", "--distribution", "gaussian")
-    code, out, _ = run(capsys, *narrow, "--width", "8", "--seeds", "8", "--tolerance", "0.01")
+    arguments = ("factories:bordered", "--input", "9,8", "--seeds", "3")
+    code, out, _ = run(capsys, *arguments)
     assert code == 1
-    assert "DISAGREE" in out
+    assert "1 of 5 nodes DISAGREE" in out
+    assert "q is far too low" in out
     assert "✗" in out
-    assert run(capsys, *narrow, "--width", "8", "--seeds", "2", "--tolerance", "1e9")[0] == 0
+
+
+def test_a_narrow_network_is_not_blamed_for_its_width(capsys) -> None:
+    # DKS of SoftPlus with Gaussian weights: the paper's figure 4 shows how far it is off.
+    narrow = ("mlp:20", "--method", "dks", "--zeta", "10", "--distribution", "gaussian")
+    code, out, _ = run(capsys, *narrow, "--width", "16", "--seeds", "8")
+    assert code == 0
+    assert "agree, within the fluctuation of this width" in out
+    assert "from a width of about" in out
 
 
 def test_only_the_largest_width_decides(capsys, monkeypatch) -> None:
@@ -90,7 +102,7 @@ def test_only_the_largest_width_decides(capsys, monkeypatch) -> None:
         checks = original(*arguments)
         narrowest = next(iter(checks))
         rows = checks[narrowest].comparisons
-        wrong = [replace(row, predicted=Point(9.0, 0.0)) for row in rows]
+        wrong = [replace(row, surprise=Surprise(99.0, 0.0)) for row in rows]
         return checks | {narrowest: replace(checks[narrowest], comparisons=tuple(wrong))}
 
     original = check.check_widths
@@ -105,7 +117,7 @@ def test_a_users_own_model_is_converted_and_checked(capsys) -> None:
     code, out, err = run(capsys, "factories:made", "--eta", "0.3", "--seeds", "4")
     assert (code, err) == (0, "")
     assert "measured: 8 pairs" in out
-    assert "Activation" in out
+    assert "nodes agree" in out
 
 
 def test_a_factory_is_called_with_the_widths_if_it_takes_them(capsys) -> None:

@@ -212,7 +212,7 @@ def plot(
     help="Distribution of the initial weights.",
 )
 @_input_option
-@click.option("--tolerance", default=0.05, help="Error allowed for finite width; see above.")
+@click.option("--tolerance", default=0.05, help="Up to here, a network counts as infinitely wide.")
 @_json_option
 @output_option(_FIGURE, "check.png", dir_okay=False)
 def check(
@@ -233,9 +233,10 @@ def check(
     """Compare the measured kernel of MODEL with what the theory predicts.
 
     MODEL is mlp:DEPTH, or package.module:factory of your own: a function that returns an nn.Module,
-    or one and an example; if it takes a `width`, it is called for each one. A layer agrees if c,
-    and q relative to its prediction, are off by at most the tolerance plus four standard errors.
-    The exit code is 1 if a layer disagrees at the largest width.
+    or one and an example; if it takes a `width`, it is called for each one. The table has, beside
+    the prediction, the range of 95 % of all networks of that width. A layer disagrees if it does
+    not do with its input what the theory says, whatever its width; the exit code is 1 if one does
+    at the largest width.
 
     \b
     Examples:

@@ -20,7 +20,7 @@ from .activations import Activation, Array
 from .bands import FiniteWidth, Step
 from .fluctuation import Noise, activation_response
 from .graph import Nonlinearity
-from .network import Point
+from .network import Point, Size
 from .rules import ChannelGroup, GroupRule
 
 # What neither rounding nor the theory's next order, 1 / n², should be blamed for.
@@ -30,6 +30,7 @@ VECTORS = 256  # of random numbers that measure the gain of a layer, at least
 _MOST = 37.0  # standard deviations that a p value can express
 _ALIKE = 1e-4  # 1 - c² below which c itself is compared
 _TINY = 1e-300
+_FEW = 4  # channels that a cosine needs to have a variance of 1 / n
 
 
 class Surprise(NamedTuple):
@@ -76,6 +77,8 @@ def surprises(
         else:
             expected = maps.expected(index, finite.step(index, typical), typical)
             surprise = _surprise(expected, values[index], least)
+            if finite.sizes.get(index, Size(_FEW)).channels < _FEW:
+                surprise = Surprise(surprise.q, 0.0)
             if index in gains:
                 gain = gains[index] / finite.gain
                 own = _gamma_surprise(

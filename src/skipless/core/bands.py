@@ -125,8 +125,9 @@ class FiniteWidth:
     def gain_variance(self, index: int, vectors: int) -> float:
         """Its relative variance for a layer, measured with as many random `vectors`."""
         size = self.sizes[index]
-        of_weights = 1.0 / size.fan_in if self.distribution == "gaussian" else 0.0
-        return 2.0 / size.channels * (of_weights + 1.0 / vectors)
+        reads = size.fan_in * size.groups
+        of_weights = 2.0 / (size.channels * size.fan_in) if self.distribution == "gaussian" else 0.0
+        return of_weights + 2.0 / (min(reads, size.channels) * vectors)
 
     def terms(self, index: int) -> list[tuple[int | None, float]]:
         """What a node adds or joins (None: a bias), each with a factor of its q value."""

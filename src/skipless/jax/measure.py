@@ -139,14 +139,14 @@ def measure(
             replay = Replay(read(fn, *drawn, *args[place:], argnum=len(drawn)), inputs)
             graph = graph or replay.graph
             samples.append(replay.run(inputs, {}))
-        q, c, _ = core.stack(samples)
+        q, c, *_ = core.stack(samples)
         assert graph is not None
         return Measurement.of(graph, q, c)
     reading = read(fn, *args, argnum=place)
     replay = Replay(reading, inputs)
     draws = partial(draw_weights, reading, **core.sigmas(core.known_solution(fn)))
     weights = [{}] if seeds is None else map(draws, _keys(seeds))
-    q, c, _ = core.stack([replay.run(inputs, drawn) for drawn in weights])
+    q, c, *_ = core.stack([replay.run(inputs, drawn) for drawn in weights])
     return Measurement.of(replay.graph, q, c)
 
 

@@ -47,7 +47,7 @@ def measure(
     replay = Replay(reading, example=inputs)
     draw = draw or partial(initialize_, **core.sigmas(core.known_solution(model)))
     with closing(_draws(model, seeds, draw)) as draws:
-        q, c, _ = core.stack([replay.run(inputs) for _ in draws])
+        q, c, *_ = core.stack([replay.run(inputs) for _ in draws])
     return Measurement.of(replay.graph, q, c)
 
 

@@ -301,11 +301,12 @@ def _compute_kernel_errors(scale: ScaleName) -> tuple[list[Value], list[Series]]
         lines[panel, width] = Series(panel, width, x, means, spreads)
         predicted = tuple(round(row.predicted.c, 5) for row in rows[::step])
         lines.setdefault((panel, ""), Series(panel, "predicted", x, predicted))
-        worst = max(rows, key=lambda row: abs(row.c_difference))
+        errors = [abs(row.measured.c.mean - row.predicted.c) for row in rows]
+        largest = int(np.argmax(errors))
         spread = max(row.measured.c.spread for row in rows)
         values += [
-            Value(panel, f"largest error, {width}", round(abs(worst.c_difference), 5)),
-            Value(panel, f"its standard error, {width}", round(worst.measured.c.error, 5)),
+            Value(panel, f"largest error, {width}", round(errors[largest], 5)),
+            Value(panel, f"its standard error, {width}", round(rows[largest].measured.c.error, 5)),
             Value(panel, f"largest deviation, {width}", round(spread, 5)),
         ]
     return values, list(lines.values())

@@ -145,7 +145,7 @@ def format_checks(
     if not as_json:
         tables = [f"{label}: {found}" for label, found in named.items()]
         return "\n\n".join([*tables, *([] if figure is None else [str(figure)])])
-    totals = ("agrees", "tolerance", "seeds", "pairs")
+    totals = ("agrees", "is_close", "wanted_width", "tolerance", "seeds", "pairs")
     widths = [
         {
             "width": width,
@@ -164,8 +164,17 @@ def _node_as_json(row: Comparison) -> dict[str, object]:
         found = getattr(m, name)
         values[f"{name}_predicted"] = getattr(row.predicted, name)
         values |= {name: found.mean, f"{name}_error": found.error}
+        values[f"{name}_median"] = getattr(row.median, name)
+    bands = {f"{n}_band": list(getattr(row.predicted, f"{n}_band")[1:]) for n in ("q", "c")}
     known = {key: None if math.isnan(value) else value for key, value in values.items()}
-    return {"node": m.node, "kind": m.kind, "origin": m.origin, **known, "agrees": row.agrees}
+    return {
+        "node": m.node,
+        "kind": m.kind,
+        "origin": m.origin,
+        **known,
+        **bands,
+        "agrees": row.agrees,
+    }
 
 
 def layers(found: Check) -> list[Comparison]:

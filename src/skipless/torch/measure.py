@@ -156,7 +156,7 @@ def measure(
     modes = {module: module.training for module in network.modules()}
     try:
         replay = Replay(network.eval(), inputs)
-        q, c, _ = core.stack([replay.run(inputs) for _ in _draws(network, seeds, draw)])
+        q, c, *_ = core.stack([replay.run(inputs) for _ in _draws(network, seeds, draw)])
     finally:
         for module, mode in modes.items():
             module.training = mode
