@@ -45,7 +45,7 @@ def sampled(network: Callable[[Weights, Array], Array], kind, n: int) -> tuple[A
 
 
 def assert_covers(prediction: Prediction, q: Array, c: Array) -> None:
-    """Of the draws, 95 % lie in the bands, up to four standard errors, and half below the median."""
+    """95 % of the draws lie in the bands, up to four standard errors, and half below the median."""
     error = 4.0 * math.sqrt(0.05 * 0.95 / len(q))
     for values, band in ((q, prediction.q_band), (c, prediction.c_band)):
         inside = np.mean((band.low <= values) & (values <= band.high))

@@ -3,13 +3,16 @@ r"""The median and the 95 % band of q and c at every node of a network with give
 The fluctuations of all layers (`fluctuation`) add up along the network. The median takes the usual
 path through Q and C maps, with the drift of every node on top; around it, deviations are carried
 on by the derivatives of the maps, with the covariance between the branches that meet again.
+
+The noise of an activation belongs to the vector that it reads. Where shortcuts carry that vector
+on, the activations of later blocks have some of the same noise: see `_SharedNoise`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, NamedTuple, assert_never
 
@@ -23,10 +26,12 @@ from .fluctuation import (
     log_mean,
     log_variance,
     normal_covariance,
+    persistence,
     to_logarithms,
 )
 from .graph import Affine, Concat, Graph, Input, Nonlinearity, Sum, inputs_of
 from .network import Point, Size
+from .rescale import combine
 from .rules import GroupRule, PartRule, find_rules
 from .solution import Solution, require_solution
 
@@ -69,12 +74,22 @@ class _Term:
 class Step:
     """What a node makes of the kernels of earlier ones.
 
-    `jacobians` has, for each node that it depends on, the derivative of (log q₁, log q₂, c).
+    `jacobians` has, for each node that it depends on, the derivative of (log q₁, log q₂, c), and
+    `noises`, for each node whose vector an activation reads, what that adds to `noise`.
     """
 
     point: Point
     jacobians: Mapping[int, Array]
     noise: Noise
+    noises: Mapping[int, _VectorNoise] = field(default_factory=dict[int, "_VectorNoise"])
+
+
+@dataclass(frozen=True)
+class _VectorNoise:
+    """Noise of relative size `amount` and, for an amount of 1, of this covariance."""
+
+    amount: float
+    covariance: Array
 
 
 class FiniteWidth:
@@ -207,6 +222,7 @@ class FiniteWidth:
             last.update(dict.fromkeys(self.sources(index), index))
         found: dict[int, Prediction] = {}
         medians: dict[int, Point] = {}
+        shared = _SharedNoise(self)
         covariances: dict[tuple[int, int], Array] = {}  # between the nodes that are still needed
         needed: set[int] = set()
         for index in live:
@@ -219,16 +235,18 @@ class FiniteWidth:
                     other: sum(j @ covariances[i, other] for i, j in step.jacobians.items())
                     for other in needed
                 }
-                own = sum(across[i] @ j.T for i, j in step.jacobians.items()) + _log_noise(step)
+                own = sum(across[i] @ j.T for i, j in step.jacobians.items())
+                own = own + shared.add(index, step, medians)
                 for other, block in across.items():
                     covariances[index, other], covariances[other, index] = block, block.T
             covariances[index, index] = np.asarray(own)
             medians[index] = median
-            bands = _bands(median, covariances[index, index])
+            bands = _bands(median, covariances[index, index] + shared.covariance(index))
             found[index] = Prediction(points[index].q, points[index].c, *bands)
             needed.add(index)
             for done in [i for i in needed if last.get(i, -1) <= index]:
                 needed.discard(done)
+                shared.forget(done)
                 for other in (*needed, done):
                     covariances.pop((done, other), None), covariances.pop((other, done), None)
         return found
@@ -241,14 +259,93 @@ def _activate(parts: Sequence[tuple[float, int, Point, Response]], n: float) -> 
     c = sum(a * part[3].c for a, part in zip(amounts, parts, strict=True))
     jacobians: dict[int, Array] = {}
     covariance, shift = np.zeros((3, 3)), np.zeros(3)
+    noises: dict[int, _VectorNoise] = {}
     for amount, (share, source, at, response) in zip(amounts, parts, strict=True):
-        covariance += amount**2 / share / n * response.covariance
+        noises[source] = _VectorNoise(amount, response.covariance / (share * n))
+        covariance += amount**2 * noises[source].covariance
         shift += amount / share / n * response.shift
         turned = (
             to_logarithms(c) @ (amount * response.jacobian) @ np.linalg.inv(to_logarithms(at.c))
         )
         jacobians[source] = jacobians.get(source, 0.0) + turned
-    return Step(Point(q, c), jacobians, Noise.of(covariance, shift, c))
+    return Step(Point(q, c), jacobians, Noise.of(covariance, shift, c), noises)
+
+
+class _SharedNoise:
+    """The noise of vectors that several activations read, or of which shortcuts keep a part.
+
+    The state of a node is `sensitivity` @ noise + what `predict` treats as independent, with three
+    columns for each vector. Two vectors with correlation ρ share the part `persistence` of theirs.
+    """
+
+    def __init__(self, network: FiniteWidth) -> None:
+        self._network = network
+        self._parts: list[dict[int, float]] = []  # each node as a sum of independent vectors
+        readers: dict[int, set[int]] = {}
+        for index, node in enumerate(network.graph.nodes):
+            total = {index: 1.0}
+            if isinstance(node, Sum):
+                pairs = zip(node.inputs, node.weights, strict=True)
+                total = combine((self._parts[i], weight) for i, weight in pairs)
+            self._parts.append(total)
+            if isinstance(node, Nonlinearity) and index in network.graph.live:
+                for source in network.sources(index):
+                    for part in self._parts[source]:
+                        readers.setdefault(part, set()).add(index)
+        self._repeated = {part for part, nodes in readers.items() if len(nodes) > 1}
+        self._vectors: list[int] = []
+        self._noise = np.zeros((0, 0))  # the covariance between vectors
+        self._unit: list[_VectorNoise] = []
+        self._sensitivity: dict[int, Array] = {}
+        self._coefficients = persistence(network.phi, 1.0) if self._repeated else np.zeros(1)
+
+    def add(self, index: int, step: Step, points: Mapping[int, Point]) -> Array:
+        """The covariance that is the node's own, once the shared noise is taken from it."""
+        factor = np.diag([_log_factor(step), _log_factor(step), 1.0])
+        own, rows = step.noise.covariance, np.zeros((3, 3 * len(self._vectors)))
+        for source, jacobian in step.jacobians.items():
+            before = self._sensitivity.get(source, np.zeros((3, 0)))
+            rows[:, : before.shape[1]] += jacobian @ before
+        turn = to_logarithms(step.point.c)
+        for source, noise in step.noises.items():
+            if not self._repeated.isdisjoint(self._parts[source]):
+                own = own - turn @ (noise.amount**2 * noise.covariance) @ turn.T
+                place = self._place(source, noise, points)
+                rows = np.pad(rows, ((0, 0), (0, 3 * len(self._vectors) - rows.shape[1])))
+                rows[:, 3 * place : 3 * place + 3] += noise.amount * factor @ turn
+        self._sensitivity[index] = rows
+        return factor @ own @ factor
+
+    def _place(self, source: int, noise: _VectorNoise, points: Mapping[int, Point]) -> int:
+        """The number of the vector at `source`, which is added if it is new."""
+        if source in self._vectors:
+            return self._vectors.index(source)
+        self._vectors.append(source)
+        self._unit.append(noise)
+        grown = np.pad(self._noise, (0, 3))
+        for place, (other, unit) in enumerate(zip(self._vectors, self._unit, strict=True)):
+            alike = self._persistence(source, other, points)
+            block = alike * 0.5 * (noise.covariance + unit.covariance)
+            grown[-3:, 3 * place : 3 * place + 3] = block
+            grown[3 * place : 3 * place + 3, -3:] = block.T
+        self._noise = grown
+        return len(self._vectors) - 1
+
+    def _persistence(self, one: int, other: int, points: Mapping[int, Point]) -> float:
+        mine, its = self._parts[one], self._parts[other]
+        powers = [
+            sum(a[s] * b[s] * points[s].q for s in a if s in b)
+            for a, b in ((mine, its), (mine, mine), (its, its))
+        ]
+        correlation = min(1.0, powers[0] / math.sqrt(powers[1] * powers[2]))
+        return float(np.polynomial.polynomial.polyval(correlation, self._coefficients))
+
+    def covariance(self, index: int) -> Array:
+        rows = self._sensitivity.get(index, np.zeros((3, 0)))
+        return rows @ self._noise[: rows.shape[1], : rows.shape[1]] @ rows.T
+
+    def forget(self, index: int) -> None:
+        self._sensitivity.pop(index, None)
 
 
 def _mix(terms: Sequence[_Term], n: float, own: Sequence[Array] = ()) -> Step:
@@ -284,12 +381,10 @@ def _drift(step: Step) -> Point:
     return Point(q, math.tanh(math.atanh(point.c) + noise.artanh_c_shift))
 
 
-def _log_noise(step: Step) -> Array:
-    """The covariance of (log q₁, log q₂, c) that a node adds."""
+def _log_factor(step: Step) -> float:
+    """How much larger deviations of log q are than those of q, relative to its mean."""
     variance = step.noise.single
-    factor = math.sqrt(log_variance(variance) / variance) if variance > 0.0 else 1.0
-    scale = np.diag([factor, factor, 1.0])
-    return scale @ step.noise.covariance @ scale
+    return math.sqrt(log_variance(variance) / variance) if variance > 0.0 else 1.0
 
 
 def _bands(median: Point, covariance: Array) -> tuple[Band, Band]:

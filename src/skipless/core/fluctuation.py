@@ -35,6 +35,7 @@ from .network import Point
 
 _REACH = 9.0  # beyond, a normal number does not go
 _EDGES = np.linspace(-_REACH, _REACH, 7)  # panels that resolve a fluctuation to four digits
+_DEGREES = 20  # of Hermite polynomials, whose share of φ² falls quickly
 _ALIKE = 1e-7  # 1 - |c| below which two samples are alike, or opposite
 
 
@@ -98,6 +99,24 @@ def activation_response(phi: Activation, at: Point) -> Response:
     own = -0.25 * w @ (a * a * (z**4 - 6.0 * z**2 + 3.0)) / q
     shift = np.array([own, own, _cross_shift(z, w, a, y, v, b, c) / q])
     return Response(q, float(np.clip(cosine, -1.0, 1.0)), jacobian, covariance, shift, second)
+
+
+def persistence(phi: Activation, q: float) -> Array:
+    r"""How alike the noise of φ is for two inputs with correlation ρ: the coefficients of ρ^k.
+
+    Of $\phi^2 = \sum_k a_k h_k$, two inputs with correlation ρ share $a_k^2 \rho^k$. The parts
+    for k = 0 and 2 are no noise: they are the q value itself.
+    """
+    s = math.sqrt(q)
+    z, w = rule(panel_ends(phi, s, reach=_REACH), _EDGES)
+    square = w * phi.value(s * z) ** 2
+    previous, current, coefficients = np.zeros_like(z), np.ones_like(z), np.zeros(_DEGREES)
+    for k in range(_DEGREES):
+        coefficients[k] = float(square @ current) ** 2
+        following = (z * current - math.sqrt(k) * previous) / math.sqrt(k + 1)
+        previous, current = current, following
+    coefficients[[0, 2]] = 0.0
+    return coefficients / max(float(np.sum(coefficients)), 1e-300)
 
 
 def _pair_nodes(phi: Activation, at: Point) -> tuple[Array, Array, Array, Array]:
