@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -189,7 +190,7 @@ def _activation_tables(phi: Activation, measured: Sequence[Array]) -> list[_Tabl
     if phi.degree != 1.0:
         logs = np.log(known[(known > 0.0) & np.isfinite(known)])
         ends = np.quantile(logs, [0.001, 0.999]) + np.array([-0.5, 0.5])
-        rows = np.linspace(*ends, max(5, math.ceil(2.0 * float(np.ptp(ends)))))
+        rows = 0.5 * np.arange(math.floor(2.0 * ends[0]) - 1, math.ceil(2.0 * ends[1]) + 2)
     distinct = rows[:1] if phi.degree == 1.0 else rows
     grid = np.array([[_at(phi, row, t) for t in angles] for row in distinct])
     grid = np.broadcast_to(grid, (rows.size, *grid.shape[1:])).copy()
@@ -197,6 +198,7 @@ def _activation_tables(phi: Activation, measured: Sequence[Array]) -> list[_Tabl
     return [_interpolate(rows, angles, grid[:, :, column]) for column in range(grid.shape[2])]
 
 
+@lru_cache(maxsize=4096)
 def _at(phi: Activation, log_q: float, angle: float) -> list[float]:
     q = math.exp(log_q)
     found = activation_response(phi, Point(q, math.cos(angle)))
