@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from skipless import TAT, Graph, Solution, activation, solve
-from skipless.core.activations import Array
 from skipless.core.agreement import Surprise
-from skipless.core.bands import Band, Prediction
+from skipless.core.bands import Interval, Prediction
 from skipless.core.graph import Affine, Input, Sum
 from skipless.core.measure import (
     Check,
@@ -33,7 +33,7 @@ def row(
     q: float = 2.0, c: float = 0.5, surprise: tuple[float, float] = (0.0, 0.0), error: float = 0.0
 ) -> Comparison:
     measured = NodeMeasurement(3, "Affine", "fc", Estimate(q, 0.0, 0.0), Estimate(c, 0.0, 0.0))
-    predicted = Prediction(2.0, 0.5, Band(1.9, 1.0, 4.0), Band(0.5, 0.4, 0.6))
+    predicted = Prediction(2.0, 0.5, Interval(1.9, 1.0, 4.0), Interval(0.5, 0.4, 0.6))
     return Comparison(predicted, measured, Point(q, c), Surprise(*surprise), error, 4.0, 0.1, 0.0)
 
 
@@ -160,10 +160,10 @@ class Sampled:
         for i in range(1, 2 * depth + 1):
             steps[i] = Step("affine" if i % 2 else "activation", i, (i - 1,))
         axes = dict.fromkeys(range(2 * depth + 1), Axes(0, (1,)))
-        reading = Reading(self.graph, Notes(), steps, axes, self.sizes, 2 * depth)
+        reading = Reading(self.graph, Notes(), steps, axes, self.sizes, [2 * depth])
         self._probe: Probe[int] = Probe(reading, solution)
 
-    def __call__(self, start: Array, weights: np.random.Generator) -> Kernels:
+    def __call__(self, start: npt.NDArray[np.float32], weights: np.random.Generator) -> Kernels:
         x, values = np.asarray(start, float), []
         for index in range(2 * self.depth + 1):
             if index % 2:

@@ -18,7 +18,7 @@ from scipy.interpolate import RectBivariateSpline
 from scipy.special import gammainc, gammaincc, ndtri
 
 from .activations import Activation, Array
-from .bands import FiniteWidth, Step
+from .bands import FiniteWidth, Transition
 from .fluctuation import Noise, activation_response
 from .graph import Nonlinearity
 from .network import Point, Size
@@ -119,7 +119,7 @@ class _ArrayMaps:
         read = {node.input for _, node in nodes if isinstance(node, Nonlinearity)}
         self._tables = _activation_tables(finite.phi, [values[i][0] for i in read if i in values])
 
-    def expected(self, index: int, step: Step, typical: Mapping[int, Point]) -> _Expected:
+    def expected(self, index: int, step: Transition, typical: Mapping[int, Point]) -> _Expected:
         finite, node, rule = (
             self.finite,
             self.finite.graph.nodes[index],
@@ -147,7 +147,9 @@ class _ArrayMaps:
         of_c = (each(middle, angle) / n for each in noise[2:])
         return _Expected(new_q, new_c, *of_q, *of_c)
 
-    def _behind_parts(self, groups: Sequence[ChannelGroup], step: Step, n: float) -> _Expected:
+    def _behind_parts(
+        self, groups: Sequence[ChannelGroup], step: Transition, n: float
+    ) -> _Expected:
         """Behind an activation of channels side by side that come from several nodes."""
         shares = [group.share for group in groups]
         found = [
@@ -160,7 +162,7 @@ class _ArrayMaps:
         shift = sum(a * each.q_shift for a, each in zip(amounts, found, strict=True))
         return _Expected.of(q, c, step.noise)._replace(q_variance=variance, q_shift=shift)
 
-    def _near(self, step: Step, typical: Mapping[int, Point]) -> _Expected:
+    def _near(self, step: Transition, typical: Mapping[int, Point]) -> _Expected:
         """To first order around the typical kernel."""
         log_q, c = np.log(step.point.q), np.asarray(step.point.c)
         for source, jacobian in step.jacobians.items():
@@ -185,14 +187,15 @@ _Table = Callable[[Array, Array], Array]
 
 def _activation_tables(phi: Activation, measured: Sequence[Array]) -> list[_Table]:
     """Log (Q(q) / q), C and the noise of one channel as functions of log q and arccos c."""
-    angles, rows = np.linspace(0.0, math.pi, 25), np.array([0.0, 1.0])
+    angles: Array = np.linspace(0.0, math.pi, 25)
+    rows: Array = np.array([0.0, 1.0])
     known = np.concatenate([np.ravel(q) for q in (*measured, np.ones(1))])
     if phi.degree != 1.0:
         logs = np.log(known[(known > 0.0) & np.isfinite(known)])
-        ends = np.quantile(logs, [0.001, 0.999]) + np.array([-0.5, 0.5])
-        rows = 0.5 * np.arange(math.floor(2.0 * ends[0]) - 1, math.ceil(2.0 * ends[1]) + 2)
+        low, high = (float(np.quantile(logs, share)) for share in (0.001, 0.999))
+        rows = 0.5 * np.arange(math.floor(2.0 * low) - 2.0, math.ceil(2.0 * high) + 3.0)
     distinct = rows[:1] if phi.degree == 1.0 else rows
-    grid = np.array([[_at(phi, row, t) for t in angles] for row in distinct])
+    grid: Array = np.array([[_at(phi, float(r), float(t)) for t in angles] for r in distinct])
     grid = np.broadcast_to(grid, (rows.size, *grid.shape[1:])).copy()
     grid[:, [0, -1], 4:] = grid[:, [1, -2], 4:]  # alike samples have no artanh c
     return [_interpolate(rows, angles, grid[:, :, column]) for column in range(grid.shape[2])]
@@ -218,9 +221,9 @@ def _surprise(
     with np.errstate(invalid="ignore", divide="ignore"):
         samples = expected.q * np.exp(expected.q_shift)
         means = np.sum(samples, axis=(1, 2))
-        ratios = np.sum(measured[0], axis=(1, 2)) / means
+        ratios: Array = np.sum(measured[0], axis=(1, 2)) / means
         # At most: where all samples of a draw fluctuate together.
-        deviations = np.sum(samples * np.sqrt(expected.q_variance), axis=(1, 2)) / means
+        deviations: Array = np.sum(samples * np.sqrt(expected.q_variance), axis=(1, 2)) / means
     known = np.isfinite(ratios)
     if not known.any():
         return Surprise(math.nan, math.nan)
@@ -247,7 +250,7 @@ def _cosine_surprise(expected: _Expected, measured: Array, least: float) -> floa
     if not known.any():
         return 0.0
     seeds = known.any(axis=1)
-    means = [
+    means: list[Array] = [
         np.mean(each[seeds], axis=1, where=known[seeds])
         for each in (expected.c, measured, expected.c_variance, expected.c_shift)
     ]
@@ -259,5 +262,6 @@ def _cosine_surprise(expected: _Expected, measured: Array, least: float) -> floa
     far = 1.0 - 1e-7
     turned = np.arctanh(np.clip([after, before], -far, far))
     off = float(np.mean(turned[0] - turned[1] - shifts))
-    size, error = max(abs(off) - least / rest, 0.0), math.sqrt(np.sum(variances)) / after.size
+    error = math.sqrt(float(np.sum(variances))) / after.size
+    size = max(abs(off) - least / rest, 0.0)
     return math.copysign(min(size / error if error > 1e-9 else _MOST * (size > 0.0), _MOST), off)

@@ -11,7 +11,7 @@ on, the activations of later blocks have some of the same noise: see `_SharedNoi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, NamedTuple, assert_never
@@ -34,6 +34,7 @@ from .network import Point, Size
 from .rescale import combine
 from .rules import GroupRule, PartRule, find_rules
 from .solution import Solution, require_solution
+from .summary import number_range
 
 Distribution = Literal["orthogonal", "gaussian"]
 Widths = Mapping[int, Size] | int  # of every node, or of all
@@ -42,7 +43,7 @@ _NORMAL_95 = 1.959963984540054
 _ALIKE = 1e-7
 
 
-class Band(NamedTuple):
+class Interval(NamedTuple):
     """The median over draws of the weights, and the ends between which 95 % of them lie."""
 
     median: float
@@ -53,12 +54,21 @@ class Band(NamedTuple):
         return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
+def band_range(bands: Sequence[Interval]) -> str:
+    """From the lowest to the highest end of all `bands`, for tables.
+
+    >>> band_range([Interval(1.0, 0.5, 2.0), Interval(1.0, 0.25, 1.5)])
+    '0.250…2.000'
+    """
+    return number_range([min(band.low for band in bands), max(band.high for band in bands)])
+
+
 @dataclass(frozen=True)
 class Prediction(Point):
     """The point of an infinitely wide network, and the bands at the width that it has."""
 
-    q_band: Band
-    c_band: Band
+    q_band: Interval
+    c_band: Interval
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,7 @@ class _Term:
 
 
 @dataclass(frozen=True)
-class Step:
+class Transition:
     """What a node makes of the kernels of earlier ones.
 
     `jacobians` has, for each node that it depends on, the derivative of (log q₁, log q₂, c), and
@@ -163,7 +173,7 @@ class FiniteWidth:
             case _:
                 assert_never(node)
 
-    def step(self, index: int, points: Mapping[int, Point]) -> Step:
+    def step(self, index: int, points: Mapping[int, Point]) -> Transition:
         """The point of a node, from those of its `sources`, and what its width does to it."""
         node, rule = self.graph.nodes[index], self.rules.get(index)
         n = self.sizes[index].channels if index in self.sizes else math.inf
@@ -185,7 +195,7 @@ class FiniteWidth:
     def _response(self, at: Point) -> Response:
         return self._respond(self.phi, Point(float(f"{at.q:.7g}"), round(at.c, 7)))
 
-    def _groups(self, rule: GroupRule, points: Mapping[int, Point], n: float) -> Step:
+    def _groups(self, rule: GroupRule, points: Mapping[int, Point], n: float) -> Transition:
         known = [(g, points[g.source]) for g in rule.groups if g.function is not None]
         parts = [(g.share, g.source, at, self._respond(g.function, at)) for g, at in known]
         return _activate(parts, n)
@@ -232,14 +242,14 @@ class FiniteWidth:
                 step = self.step(index, medians)
                 median = _drift(step)
                 across = {
-                    other: sum(j @ covariances[i, other] for i, j in step.jacobians.items())
+                    other: _sum(j @ covariances[i, other] for i, j in step.jacobians.items())
                     for other in needed
                 }
-                own = sum(across[i] @ j.T for i, j in step.jacobians.items())
+                own = _sum(across[i] @ j.T for i, j in step.jacobians.items())
                 own = own + shared.add(index, step, medians)
                 for other, block in across.items():
                     covariances[index, other], covariances[other, index] = block, block.T
-            covariances[index, index] = np.asarray(own)
+            covariances[index, index] = own
             medians[index] = median
             bands = _bands(median, covariances[index, index] + shared.covariance(index))
             found[index] = Prediction(points[index].q, points[index].c, *bands)
@@ -248,11 +258,12 @@ class FiniteWidth:
                 needed.discard(done)
                 shared.forget(done)
                 for other in (*needed, done):
-                    covariances.pop((done, other), None), covariances.pop((other, done), None)
+                    covariances.pop((done, other), None)
+                    covariances.pop((other, done), None)
         return found
 
 
-def _activate(parts: Sequence[tuple[float, int, Point, Response]], n: float) -> Step:
+def _activate(parts: Sequence[tuple[float, int, Point, Response]], n: float) -> Transition:
     """Channels that are functions of normal numbers: shares, sources, their points, responses."""
     q = sum(share * response.q for share, _, _, response in parts)
     amounts = [share * response.q / q for share, _, _, response in parts]
@@ -268,7 +279,7 @@ def _activate(parts: Sequence[tuple[float, int, Point, Response]], n: float) -> 
             to_logarithms(c) @ (amount * response.jacobian) @ np.linalg.inv(to_logarithms(at.c))
         )
         jacobians[source] = jacobians.get(source, 0.0) + turned
-    return Step(Point(q, c), jacobians, Noise.of(covariance, shift, c), noises)
+    return Transition(Point(q, c), jacobians, Noise.of(covariance, shift, c), noises)
 
 
 class _SharedNoise:
@@ -299,7 +310,7 @@ class _SharedNoise:
         self._sensitivity: dict[int, Array] = {}
         self._coefficients = persistence(network.phi, 1.0) if self._repeated else np.zeros(1)
 
-    def add(self, index: int, step: Step, points: Mapping[int, Point]) -> Array:
+    def add(self, index: int, step: Transition, points: Mapping[int, Point]) -> Array:
         """The covariance that is the node's own, once the shared noise is taken from it."""
         factor = np.diag([_log_factor(step), _log_factor(step), 1.0])
         own, rows = step.noise.covariance, np.zeros((3, 3 * len(self._vectors)))
@@ -348,7 +359,7 @@ class _SharedNoise:
         self._sensitivity.pop(index, None)
 
 
-def _mix(terms: Sequence[_Term], n: float, own: Sequence[Array] = ()) -> Step:
+def _mix(terms: Sequence[_Term], n: float, own: Sequence[Array] = ()) -> Transition:
     """A sum of terms whose inner products are zero on average, each with its `own` covariance."""
     q = sum(term.q for term in terms)
     shares = [term.q / q for term in terms]
@@ -369,10 +380,14 @@ def _mix(terms: Sequence[_Term], n: float, own: Sequence[Array] = ()) -> Step:
             turned = share * np.eye(3)
             turned[2, :2] = 0.5 * share * (term.c - c)
             jacobians[term.source] = jacobians.get(term.source, 0.0) + turned
-    return Step(Point(q, c), jacobians, Noise.of(covariance, np.zeros(3), c))
+    return Transition(Point(q, c), jacobians, Noise.of(covariance, np.zeros(3), c))
 
 
-def _drift(step: Step) -> Point:
+def _sum(matrices: Iterable[Array]) -> Array:
+    return np.sum([np.zeros((3, 3)), *matrices], axis=0)
+
+
+def _drift(step: Transition) -> Point:
     """The median of a node whose sources are at their medians."""
     noise, point = step.noise, step.point
     q = point.q * math.exp(noise.q_shift + log_mean(noise.single))
@@ -381,17 +396,17 @@ def _drift(step: Step) -> Point:
     return Point(q, math.tanh(math.atanh(point.c) + noise.artanh_c_shift))
 
 
-def _log_factor(step: Step) -> float:
+def _log_factor(step: Transition) -> float:
     """How much larger deviations of log q are than those of q, relative to its mean."""
     variance = step.noise.single
     return math.sqrt(log_variance(variance) / variance) if variance > 0.0 else 1.0
 
 
-def _bands(median: Point, covariance: Array) -> tuple[Band, Band]:
+def _bands(median: Point, covariance: Array) -> tuple[Interval, Interval]:
     s = _NORMAL_95 * math.sqrt(max(covariance[0, 0], 0.0))
-    q = Band(median.q, median.q * math.exp(-s), median.q * math.exp(s))
+    q = Interval(median.q, median.q * math.exp(-s), median.q * math.exp(s))
     rest = 1.0 - median.c**2
     if rest < _ALIKE:
-        return q, Band(median.c, median.c, median.c)
+        return q, Interval(median.c, median.c, median.c)
     z, s = math.atanh(median.c), _NORMAL_95 * math.sqrt(max(covariance[2, 2], 0.0)) / rest
-    return q, Band(median.c, math.tanh(z - s), math.tanh(z + s))
+    return q, Interval(median.c, math.tanh(z - s), math.tanh(z + s))

@@ -13,8 +13,9 @@ from typing import Generic, TypeVar
 from skipless.tables import table
 
 from .activations import Activation
+from .bands import FiniteWidth, Prediction, band_range
 from .graph import Graph, Nonlinearity, Sum, inputs_of
-from .network import Point, fold
+from .network import Point, Size, fold
 from .predict import approximations, predict
 from .rescale import normalised_weights, reweight, to_residual_form
 from .solution import Method, Solution
@@ -44,13 +45,15 @@ class ConversionReport:
     """What was changed, the solution, and the predicted q and c values; `print` shows it.
 
     `predicted` has a point for every node of `graph`, for orthogonal inputs. `approximate` lists
-    where the theory holds only roughly, `untouched` what was not re-initialised.
+    where the theory holds only roughly, `untouched` what was not re-initialised. `bands` hold for
+    orthogonal weights, at the model's own `sizes`.
     """
 
     method: Method
     solution: Solution
     graph: Graph
     predicted: tuple[Point, ...]
+    sizes: Mapping[int, Size]
     changes: tuple[Change, ...]
     approximate: tuple[str, ...]
     untouched: tuple[str, ...]
@@ -81,14 +84,22 @@ class ConversionReport:
         return table([self.solution.activation, "value"], [*used, *targets])
 
     def _layers(self) -> str:
-        live = [(self.graph.nodes[i], self.predicted[i]) for i in sorted(self.graph.live)]
+        live = [(self.graph.nodes[i], point) for i, point in self.bands().items()]
         names = [(kind_of(node), node.origin) for node, _ in live]
         rows: list[list[str]] = []
         for places in layer_rows([kind for kind, _ in names]):
             points = [live[place][1] for place in places]
-            q, c = number_range([p.q for p in points], 4), number_range([p.c for p in points], 4)
-            rows.append([row_name([names[place] for place in places]), q, c])
-        return table(["layers", "q", "c"], abbreviate(rows))
+            rows.append([row_name([names[place] for place in places])])
+            for numbers, bands in (
+                ([p.q for p in points], [p.q_band for p in points]),
+                ([p.c for p in points], [p.c_band for p in points]),
+            ):
+                rows[-1] += [number_range(numbers), band_range(bands)]
+        return table(["layers", "q", "95 %", "c", "95 %"], abbreviate(rows))
+
+    def bands(self) -> dict[int, Prediction]:
+        """The predicted points of the nodes that are used, with the bands of 95 % of all draws."""
+        return FiniteWidth(self.graph, self.solution, self.sizes).predict(self.predicted)
 
 
 @dataclass(frozen=True)
@@ -148,6 +159,7 @@ class Plan(Generic[T]):
             self.solution,
             self.graph,
             predict(self.graph, self.solution),
+            self.reading.sizes,
             tuple(changes),
             (*self.reading.notes.approximate, *approximations(self.graph)),
             tuple(untouched),

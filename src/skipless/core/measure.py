@@ -18,13 +18,13 @@ from skipless.tables import table
 
 from .activations import Array
 from .agreement import VECTORS, Surprise, surprises
-from .bands import Distribution, FiniteWidth, Prediction
+from .bands import Distribution, FiniteWidth, Prediction, band_range
 from .graph import Affine, Graph, Sum
 from .network import Point, Size
 from .predict import predict
 from .solution import Solution, require_solution
 from .summary import abbreviate, kind_of, layer_rows, number_range, row_name
-from .trace import Reading
+from .trace import Reading, Step
 
 TOLERANCE = 0.05  # up to here, a network is as good as infinitely wide
 _ROUNDING = 1e-5  # of a deep network in float32
@@ -137,9 +137,13 @@ class Comparison:
         return self.median.c - self.predicted.c
 
     @property
+    def largest_difference(self) -> float:
+        return max(abs(self.q_difference), abs(self.c_difference))
+
+    @property
     def is_close(self) -> bool:
         """Whether q, relative to its prediction, and c are within the tolerance."""
-        return max(abs(self.q_difference), abs(self.c_difference)) <= self.tolerance + _ROUNDING
+        return self.largest_difference <= self.tolerance + _ROUNDING
 
     @property
     def error_ratio(self) -> float:
@@ -187,8 +191,7 @@ class Check:
         """The node with the largest `error_ratio`; if all agree, with the largest difference."""
         worst = max(self.comparisons, key=lambda row: row.error_ratio)
         if worst.agrees:
-            difference = lambda row: max(abs(row.q_difference), abs(row.c_difference))
-            return max(self.comparisons, key=difference)
+            return max(self.comparisons, key=lambda row: row.largest_difference)
         return worst
 
     def assert_ok(self) -> None:
@@ -257,12 +260,11 @@ def _table_row(name: str, rows: Sequence[Comparison]) -> list[str]:
     cells = [name]
     for letter in ("q", "c"):
         bands = [getattr(row.predicted, f"{letter}_band") for row in rows]
-        ends = [min(band.low for band in bands), max(band.high for band in bands)]
         predicted, medians = (
             [getattr(point, letter) for point in points]
             for points in ([row.predicted for row in rows], [row.median for row in rows])
         )
-        cells += [number_range(predicted), number_range(ends), number_range(medians)]
+        cells += [number_range(predicted), band_range(bands), number_range(medians)]
     return [*cells, f"✗ {wrong} of {len(rows)}" if wrong else ""]
 
 
@@ -339,7 +341,7 @@ class Probe(Generic[T]):
         self.errors: dict[int, float] = {}
         self.gains: dict[int, float] = {}
         self._solution, self._expected = solution, dict[T, Array]()
-        known = {} if solution is None else reading.steps
+        known: Mapping[T, Step[T]] = {} if solution is None else reading.steps
         self._activations = {t: step for t, step in known.items() if step.kind == "activation"}
         self._sources = {step.inputs[0] for step in self._activations.values()}
         layers: dict[int, T] = {}

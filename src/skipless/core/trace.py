@@ -68,6 +68,7 @@ class Reading(Generic[T]):
     """The graph of a recorded network, and how it lies in the record.
 
     `steps` has the tensors that nodes stand for, not those inside an activation; `axes` has all.
+    `sizes` has the channels of nodes, where they are known.
     """
 
     graph: Graph

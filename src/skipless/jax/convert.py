@@ -35,7 +35,7 @@ from skipless.core.solve import solve
 
 from .activations import Function, Phi, Shaped, function, in_arrays, in_float32, shaped
 from .init import delta, scaled_uniform_orthogonal, transposed_delta
-from .trace import UnsupportedModelError, trace
+from .trace import Reading, UnsupportedModelError, read_exactly
 
 
 class Constant(nnx.Variable[Array]):
@@ -354,8 +354,10 @@ def convert(
     _require_plain_weights(model)
     removed = replace(model, lambda value: isinstance(value, _Normalisation), Identity)
     held = replace(model, is_activation, Placeholder)
-    graph = _trace_with(model, example, jax.nn.silu)
-    _require_all_held(_trace_with(model, example, lambda x: x), graph, type(model).__name__)
+    reading = _read_with(model, example, jax.nn.silu)
+    bare = _read_with(model, example, lambda x: x).graph
+    _require_all_held(bare, reading.graph, type(model).__name__)
+    graph = reading.graph
     _require_normalised(graph, shortcut_weight)
     graph = normalise_sums(graph)  # in float64, that is
     solution = solve(graph, method, activation, clamp=clamp)
@@ -369,7 +371,7 @@ def convert(
     changes = tuple(Change(what, where) for what, names in places.items() for where in names)
     predicted, rough = predict(graph, solution), tuple(approximations(graph))
     model.skipless_report = ConversionReport(  # pyright: ignore[reportAttributeAccessIssue]
-        method, solution, graph, predicted, changes, rough, tuple(untouched)
+        method, solution, graph, predicted, reading.sizes, changes, rough, tuple(untouched)
     )
     return model
 
@@ -383,14 +385,14 @@ def _require_plain_weights(model: nnx.Module) -> None:
             )
 
 
-def _trace_with(model: nnx.Module, example: ArrayLike, function: Function) -> Graph:
-    """The graph of `model` in evaluation mode, with `function` wherever it holds an activation."""
+def _read_with(model: nnx.Module, example: ArrayLike, function: Function) -> Reading:
+    """The record of `model` in evaluation mode, with `function` for the activations it holds."""
     probe = nnx.clone(model)
     probe.eval()
     for _, module in nnx.iter_modules(probe):
         if isinstance(module, Placeholder):
             module.function = function
-    return trace(probe, example)
+    return read_exactly(probe, example)
 
 
 def _require_all_held(bare: Graph, graph: Graph, name: str) -> None:

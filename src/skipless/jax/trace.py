@@ -80,11 +80,7 @@ def trace(fn: Callable[..., object], *args: object, argnum: int = -1) -> Graph:
     >>> trace(mlp, [jnp.ones((3, 4)), jnp.ones((4, 4))], jnp.ones((1, 3))) == Graph.chain(2)
     True
     """
-    with suppress(_RecordingError):
-        # In float64 a factor such as 0.6 is recorded exactly, but not all functions allow it:
-        # layers may hold weights in float32 and need inputs of the same type.
-        return read(fn, *args, argnum=argnum, wide=True).graph
-    return read(fn, *args, argnum=argnum).graph
+    return read_exactly(fn, *args, argnum=argnum).graph
 
 
 @dataclass(frozen=True)
@@ -98,6 +94,16 @@ class Reading(core.Reading[Tensor]):
 
 class _RecordingError(UnsupportedModelError):
     """JAX cannot record the function."""
+
+
+def read_exactly(fn: Callable[..., object], *args: object, argnum: int = -1) -> Reading:
+    """The record of `fn` in float64, where a factor such as 0.6 is exact, if `fn` allows it.
+
+    Layers that hold weights in float32 may need inputs of the same type.
+    """
+    with suppress(_RecordingError):
+        return read(fn, *args, argnum=argnum, wide=True)
+    return read(fn, *args, argnum=argnum)
 
 
 def read(fn: Callable[..., object], *args: object, argnum: int = -1, wide: bool = False) -> Reading:
