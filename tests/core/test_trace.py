@@ -41,8 +41,8 @@ class Listed(Recorded[str]):
     def origin(self, tensor: str) -> str:
         return f"line {tensor}"
 
-    def rank(self, tensor: str) -> int:
-        return 2
+    def shape(self, tensor: str) -> Sequence[int | None]:
+        return (4, 8)
 
     def channel_candidates(self, rank: int) -> Sequence[int]:
         return range(1, rank)

@@ -260,7 +260,7 @@ def _cosine_surprise(expected: _Expected, measured: Array, least: float) -> floa
         off = float(np.mean(after - before))
         return 0.0 if abs(off) <= least else math.copysign(_MOST, off)
     far = 1.0 - 1e-7
-    turned = np.arctanh(np.clip([after, before], -far, far))
+    turned: Array = np.arctanh(np.clip([after, before], -far, far))
     off = float(np.mean(turned[0] - turned[1] - shifts))
     error = math.sqrt(float(np.sum(variances))) / after.size
     size = max(abs(off) - least / rest, 0.0)
