@@ -260,8 +260,8 @@ def _cosine_surprise(expected: _Expected, measured: Array, least: float) -> floa
         off = float(np.mean(after - before))
         return 0.0 if abs(off) <= least else math.copysign(_MOST, off)
     far = 1.0 - 1e-7
-    turned: Array = np.arctanh(np.clip([after, before], -far, far))
-    off = float(np.mean(turned[0] - turned[1] - shifts))
+    z, expected_z = (np.arctanh(np.clip(mean, -far, far)) for mean in (after, before))
+    off = float((z - expected_z - shifts).mean())
     error = math.sqrt(float(np.sum(variances))) / after.size
     size = max(abs(off) - least / rest, 0.0)
     return math.copysign(min(size / error if error > 1e-9 else _MOST * (size > 0.0), _MOST), off)
