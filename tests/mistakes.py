@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 number = 5
+made = nn.Linear(8, 8)
 
 def net(): return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 9))
 def wide(width=8): return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 3))
