@@ -13,6 +13,7 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 import skipless as sk
 from skipless.core.solution import Method
 from skipless.torch import ShapedActivation
+from skipless.torch.init import Distribution
 
 SEEDS = 5
 Network = tuple[Callable[[], nn.Module], Tensor, Method, str]
@@ -99,12 +101,13 @@ class LoudConv2d(nn.Conv2d):
         return self._conv_forward(input, 1.3 * self.weight, self.bias)
 
 
-def plant(model: nn.Module, fault: str, rng: random.Random) -> nn.Module:
+def plant(model: nn.Module, solution: sk.Solution, fault: str, rng: random.Random) -> nn.Module:
     """A copy of `model` with a `fault` somewhere."""
     model = copy.deepcopy(model)
-    solution = model.skipless_report.solution
     kinds = (nn.Linear, nn.Conv2d) if fault in ("layer", "weights") else (ShapedActivation,)
-    modules = [(name, m) for name, m in model.named_modules() if isinstance(m, kinds)]
+    modules: list[tuple[str, Any]] = [
+        (name, m) for name, m in model.named_modules() if isinstance(m, kinds)
+    ]
     name, module = rng.choice([(n, m) for n, m in modules if getattr(m, "groups", 1) == 1])
     if fault == "weights":
         with torch.no_grad():
@@ -122,39 +125,42 @@ def plant(model: nn.Module, fault: str, rng: random.Random) -> nn.Module:
     return model
 
 
+FAULTS = ("slope", "loud", "layer", "weights")
+
+
+def count(network: Network, distribution: Distribution, runs: int) -> tuple[int, list[int]]:
+    """The runs in which a sound network disagrees, and in which each fault does."""
+    build, example, method, activation = network
+    torch.manual_seed(0)
+    model = sk.torch.convert(build(), example, method, activation=activation)
+    solution, rng = model.skipless_report.solution, random.Random(0)
+
+    def disagrees(model: nn.Module, seeds: range | None) -> bool:
+        found = sk.torch.check(model, example, solution, seeds=seeds, distribution=distribution)
+        return not found.agrees
+
+    alarms, found = 0, [0] * len(FAULTS)
+    for run in range(runs):
+        seeds = range(run * SEEDS, (run + 1) * SEEDS)
+        alarms += disagrees(model, seeds)
+        for place, fault in enumerate(FAULTS):
+            generator = torch.Generator().manual_seed(run)
+            sk.torch.initialize_(model, distribution=distribution, generator=generator)
+            wrong = plant(model, solution, fault, rng)
+            found[place] += disagrees(wrong, None if fault == "weights" else seeds)
+    return alarms, found
+
+
 def main() -> None:
     torch.set_num_threads(1)
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    faults = ("slope", "loud", "layer", "weights")
-    print(f"| network | weights | false alarms | {' | '.join(faults)} |")
-    print("|---|---|---:|" + "---:|" * len(faults))
+    print(f"| network | weights | false alarms | {' | '.join(FAULTS)} |")
+    print("|---|---|---:|" + "---:|" * len(FAULTS))
     for name in sys.argv[2:] or NETWORKS:
-        build, example, method, activation = NETWORKS[name]
-        torch.manual_seed(0)
-        model, rng = (
-            sk.torch.convert(build(), example, method, activation=activation),
-            random.Random(0),
-        )
-        solution = model.skipless_report.solution
-        for distribution in ("orthogonal", "gaussian"):
-            check = lambda m, seeds: sk.torch.check(
-                m,
-                example,
-                solution,
-                seeds=seeds,
-                distribution=distribution,  # noqa: B023
-            )
-            alarms, found = 0, dict.fromkeys(faults, 0)
-            for run in range(runs):
-                seeds = range(run * SEEDS, (run + 1) * SEEDS)
-                alarms += not check(model, seeds).agrees
-                for fault in faults:
-                    generator = torch.Generator().manual_seed(run)
-                    sk.torch.initialize_(model, distribution=distribution, generator=generator)
-                    wrong = plant(model, fault, rng)
-                    found[fault] += not check(wrong, None if fault == "weights" else seeds).agrees
-            counts = " | ".join(f"{count}/{runs}" for count in found.values())
-            print(f"| {name} | {distribution} | {alarms}/{runs} | {counts} |", flush=True)
+        for distribution in get_args(Distribution):
+            alarms, found = count(NETWORKS[name], distribution, runs)
+            cells = " | ".join(f"{number}/{runs}" for number in [alarms, *found])
+            print(f"| {name} | {distribution} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":
