@@ -206,7 +206,7 @@ def test_settings_that_differ_are_columns_and_those_that_do_not_are_said_once(
     ]
     defaults: dict[str, Json] = {"lr": None, "clip": None, "nesterov": None, "seed": 0}
     section = runs_section(records, None, {**defaults, "threads": None, "epochs": 90})
-    assert section.header[:5] == ["run", "lr", "clip", "nesterov", "best"]
+    assert section.header[:5] == ["run", "lr", "clip", "nesterov", "ending"]
     assert [row["epochs"] for row in cells(section).values()] == ["2 of 3", "2"]
     assert [row[:4] for row in section.rows] == [
         ["b", "0.1", "–", "yes"],
