@@ -54,7 +54,8 @@ def ranks(launcher: int) -> list[int]:
 
 def result(output: Path) -> tuple[list[dict[str, Any]], str]:
     newest = max((output / "checkpoints").iterdir())
-    return rows(output), (newest / "manifest.json").read_text().split("model")[1]
+    sums = json.loads((newest / "manifest.json").read_text())["sha256"]
+    return rows(output), sums["model.safetensors"]
 
 
 def main() -> int:
@@ -72,7 +73,9 @@ def main() -> int:
             reached = len(rows(killed))
             print(f"killed one of two processes after {reached} rows", flush=True)
             time.sleep(2.0)
-        launcher.communicate(timeout=300)
+        _, said = launcher.communicate(timeout=300)
+        if launcher.returncode:
+            print(said)
         same = result(killed) == result(whole)
         print(f"torchrun ends with {launcher.returncode}; metrics and weights are", end=" ")
         print("the same" if same else "OTHERS")

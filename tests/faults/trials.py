@@ -105,7 +105,7 @@ def _wait(process: int) -> int:
         if found:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.002)
-    os.kill(process, signal.SIGKILL)
+    os.killpg(process, signal.SIGKILL)
     os.waitpid(process, 0)
     return HANGS
 
@@ -125,6 +125,7 @@ def _run(
         return _wait(process)
     code = 1
     try:
+        os.setpgid(0, 0)
         folder = place / "work"
         for name, descriptor in ((_OUTPUT, 1), (_ERRORS, 2)):
             file = os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
@@ -83,7 +85,7 @@ def process_group(device: str = "auto", threads: int | None = None) -> Iterator[
             yield Process(0 if world == 1 else dist.get_rank(), world, chosen)
             return
         with _explain_lost_processes():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
+            _join("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
             try:
                 yield Process(dist.get_rank(), world, chosen)
                 dist.barrier()  # none leaves while another may still need it
@@ -92,6 +94,14 @@ def process_group(device: str = "auto", threads: int | None = None) -> Iterator[
     finally:
         torch.set_num_threads(threads_before)
         torch.set_flush_denormal(flushed_before)
+
+
+def _join(backend: str) -> None:
+    # After a restart, torchrun's store still has the addresses of processes that are gone, if it
+    # was given a port, and processes would wait for these.
+    store, rank, world = next(iter(rendezvous("env://")))
+    store = PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
 
 
 @contextmanager
