@@ -63,7 +63,8 @@ def try_all(options: argparse.Namespace, scratch: Path) -> int:
     tried, failures = 0, []
     for scenario in chosen:
         start = time.monotonic()
-        found = run_trials(scenario, scratch, options.workers, options.sample)
+        sample = options.sample and max(2, options.sample // scenario.processes**2)
+        found = run_trials(scenario, scratch, options.workers, sample)
         own = sum(found.tried.values())
         counts = "".join(f"{found.tried.get(mode.name, 0):7}" for mode in modes)
         kept = f"{own - len(found.failures)} of {own} in {time.monotonic() - start:.0f} s"

@@ -27,7 +27,7 @@ PATIENCE = 100  # seconds, after which a command counts as hanging
 HANGS = 10_000  # as an exit code
 _LOG, _OUTPUT, _ERRORS = "points.log", "stdout", "stderr"  # beside the folder that meets faults
 _REMOVING = ("unlink", "opendir")  # what cannot be removed stays, until the next run
-_UNFINISHED = (".partial", ".unverified-", ".unfinished-", ".new-", "-journal")
+_UNFINISHED = (".partial", ".unverified-", ".unfinished-", ".new-")
 
 
 class Mode(IntEnum):
@@ -157,10 +157,12 @@ def _begin(scenario: Scenario, place: Path) -> Path:
 
 
 def _leftovers(folder: Path, *, and_temporary: bool) -> list[str]:
+    # SQLite rolls a journal back when the data base is opened again.
+    unfinished = _UNFINISHED if and_temporary else (*_UNFINISHED, "-journal")
     found = [
         path.relative_to(folder)
         for path in folder.rglob("*")
-        if any(mark in path.name for mark in _UNFINISHED) or path.parent == folder / "tmp"
+        if any(mark in path.name for mark in unfinished) or path.parent == folder / "tmp"
     ]
     return [str(path) for path in sorted(found) if and_temporary or path.parts[0] != "tmp"]
 
@@ -256,7 +258,7 @@ def plan(
     ]
     if sample is None or sample >= len(tasks):
         return iter(tasks)
-    return iter(tasks[place * len(tasks) // sample] for place in range(sample))
+    return iter(tasks[(2 * place + 1) * len(tasks) // (2 * sample)] for place in range(sample))
 
 
 def run_trials(
