@@ -46,11 +46,11 @@ def test_runs_at_any_depth_become_one_page(
     text = page.read_text(encoding="utf-8")
     found = Reader(text)
     assert fetched(text) == []
-    rest = ["25.0%", "0.5", "2", "14", "finished"]
+    rest = ["25.0%", "0.5", "2", "14"]
     settings = "model mlp:14, method tat, eta 0.8, data imagefolder:/no/such, optimizer sgd, "
     assert found.within("td") == [
-        *["87.5%", "87.5%", *rest],
-        *["50.0%", "50.0%", *rest],
+        *["finished", "87.5%", "87.5%", *rest],
+        *["finished", "50.0%", "50.0%", *rest],
         settings + "epochs 2, batch size 128",
     ]
     assert found.within("th")[-3:] == ["first", "second", "Settings of all"]

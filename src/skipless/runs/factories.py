@@ -38,7 +38,9 @@ def import_factory(path: str) -> Callable[..., object]:
             f"{', '.join(names[:8]) or 'none'}, and is {getattr(module, '__file__', 'built in')}."
         )
     if isinstance(factory, nn.Module):
-        raise ValueError(f"{path} is a model. Name a function that returns one: def net(): return …")
+        raise ValueError(
+            f"{path} is a model. Name a function that returns one: def net(): return …"
+        )
     return factory
 
 
