@@ -101,6 +101,9 @@ class LoudConv2d(nn.Conv2d):
         return self._conv_forward(input, 1.3 * self.weight, self.bias)
 
 
+_LOUD: dict[type, type] = {nn.Linear: LoudLinear, nn.Conv2d: LoudConv2d}
+
+
 def plant(model: nn.Module, solution: sk.Solution, fault: str, rng: random.Random) -> nn.Module:
     """A copy of `model` with a `fault` somewhere."""
     model = copy.deepcopy(model)
@@ -113,7 +116,7 @@ def plant(model: nn.Module, solution: sk.Solution, fault: str, rng: random.Rando
         with torch.no_grad():
             module.weight.mul_(1.3)
     elif fault == "layer":
-        module.__class__ = LoudLinear if isinstance(module, nn.Linear) else LoudConv2d
+        module.__class__ = _LOUD[type(module)]
     elif fault == "loud":
         wrong = replace(solution, output_scale=1.3 * (solution.output_scale or 1.0))
         model.set_submodule(name, ShapedActivation.from_solution(wrong))
