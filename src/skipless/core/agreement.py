@@ -62,32 +62,38 @@ def surprises(
     live = sorted(finite.graph.live)
     values = {index: (q[:, row], c[:, row]) for row, index in enumerate(live)}
     typical = {
-        index: Point(float(np.nanmedian(own_q)), float(np.nan_to_num(np.nanmedian(own_c))))
+        index: Point(median(own_q), float(np.nan_to_num(median(own_c))))
         for index, (own_q, own_c) in values.items()
     }
     maps = _ArrayMaps(finite, values)
     least = max(_LEAST_Q, 8.0 * rounding), max(_LEAST_C, 8.0 * rounding)
     found: list[Surprise] = []
     for index in live:
-        sources = finite.sources(index)
+        sources, surprise = finite.sources(index), Surprise(0.0, 0.0)
         known = all(i in values and i >= begin for i in sources)
-        if index <= begin or not known or finite.is_approximate(index):
-            found.append(Surprise(0.0, 0.0))
-        elif not all(0.0 < typical[i].q < math.inf for i in sources):
-            found.append(Surprise(math.nan, math.nan))
-        else:
-            expected = maps.expected(index, finite.step(index, typical), typical)
-            surprise = _surprise(expected, values[index], least)
+        if index > begin and known and not finite.is_approximate(index):
+            surprise = Surprise(math.nan, math.nan)
+            if all(0.0 < typical[i].q < math.inf for i in sources):
+                expected = maps.expected(index, finite.step(index, typical), typical)
+                surprise = _surprise(expected, values[index], least)
             if finite.sizes.get(index, Size(_FEW)).channels < _FEW:
                 surprise = Surprise(surprise.q, 0.0)
-            if index in gains:
-                gain = gains[index] / finite.gain
-                own = _gamma_surprise(
-                    float(np.mean(gain)), finite.gain_variance(index, VECTORS) / gain.size, least[0]
-                )
-                surprise = Surprise(max(surprise.q, own, key=abs), surprise.c)
-            found.append(surprise)
+        if index >= begin and index in gains:
+            mean, variance = gains[index] / finite.gain, finite.gain_variance(index, VECTORS)
+            own = _gamma_surprise(float(np.mean(mean)), variance / mean.size, least[0])
+            surprise = Surprise(max(surprise.q, own, key=abs), surprise.c)
+        found.append(surprise)
     return found
+
+
+def median(values: Array) -> float:
+    """The median of those that are not nan, as the cosine of a zero is; nan if all are.
+
+    >>> median(np.array([1.0, np.nan, 4.0, 2.0]))
+    2.0
+    """
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if known.size else math.nan
 
 
 class _Expected(NamedTuple):
@@ -120,11 +126,8 @@ class _ArrayMaps:
         self._tables = _activation_tables(finite.phi, [values[i][0] for i in read if i in values])
 
     def expected(self, index: int, step: Transition, typical: Mapping[int, Point]) -> _Expected:
-        finite, node, rule = (
-            self.finite,
-            self.finite.graph.nodes[index],
-            self.finite.rules.get(index),
-        )
+        finite = self.finite
+        node, rule = finite.graph.nodes[index], finite.rules.get(index)
         n = finite.sizes[index].channels if index in finite.sizes else math.inf
         if isinstance(rule, GroupRule):
             if any(group.function is not finite.phi for group in rule.groups):

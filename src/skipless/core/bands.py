@@ -41,6 +41,7 @@ Widths = Mapping[int, Size] | int  # of every node, or of all
 
 _NORMAL_95 = 1.959963984540054
 _ALIKE = 1e-7
+_SMALL_GROUP = 32
 
 
 class Interval(NamedTuple):
@@ -132,10 +133,15 @@ class FiniteWidth:
                 return inputs_of(self.graph.nodes[index])
 
     def is_approximate(self, index: int) -> bool:
-        """Whether the rule of a node holds only roughly.
+        """Whether the maps of an activation hold only roughly.
 
-        Gaussian weights that do not mix channels are not signs, as the rules suppose.
+        In small groups, channels are not normal. Gaussian weights that do not mix channels are not
+        signs, as the rules suppose.
         """
+        node = self.graph.nodes[index]
+        read = self.sizes.get(node.input) if isinstance(node, Nonlinearity) else None
+        if read is not None and read.groups > 1 and 1 < read.fan_in < _SMALL_GROUP:
+            return True
         rule = self.rules.get(index)
         composed = isinstance(rule, GroupRule) and any(
             g.function is not self.phi for g in rule.groups

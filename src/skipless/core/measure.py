@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from skipless.tables import table
 
 from .activations import Array
-from .agreement import VECTORS, Surprise, surprises
+from .agreement import VECTORS, Surprise, median, surprises
 from .bands import Distribution, FiniteWidth, Prediction, band_range
 from .graph import Affine, Graph, Sum
 from .network import Point, Size
@@ -427,17 +427,15 @@ def check(
         predicted = finite.predict(known, begin)
         found = surprises(finite, q_part, c_part, gains, begin, replay.rounding)
         measured = Measurement.of(graph, q_part, c_part).nodes
-        means = np.mean(q_part, axis=(2, 3)), np.nanmean(c_part, axis=2)
-        medians = np.median(means, axis=1)
         for row, (node, surprise) in enumerate(zip(measured, found, strict=True)):
             if node.node >= begin:
-                median = Point(float(medians[0, row]), float(medians[1, row]))
+                medians = median(np.mean(q_part[:, row], axis=(1, 2))), median(c_part[:, row])
                 error = errors.get(node.node, 0.0)
                 comparisons.append(
                     Comparison(
                         predicted[node.node],
                         node,
-                        median,
+                        Point(*medians),
                         surprise,
                         error,
                         limit,
