@@ -1,6 +1,7 @@
 """Mistakes: each error says what is required, what it got and what to do, in one line.
 
-Those of the command line are in mistakes.txt: add a line for every other that somebody makes.
+Those of the command line are in mistakes.txt, those of Python in wrong_calls.txt: add a line for
+every other that somebody makes.
 """
 # pyright: reportArgumentType=false
 
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 import skipless as sk
+import wrong_calls
 from mistakes import fill
 from skipless import DKS, EOC, TAT, Graph, solve
 from skipless.cli import main
@@ -102,11 +104,11 @@ def files(top: Path) -> set[tuple[str, int, int]]:
     return found
 
 
-def mistakes() -> list[tuple[str, str]]:
-    """Commands, and what their error says."""
-    lines = Path(__file__).with_name("mistakes.txt").read_text(encoding="utf-8").splitlines()
+def listed(name: str) -> list[tuple[str, str]]:
+    """The lines of a list: what is wrong, and what the error says."""
+    lines = Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
     pairs = [line.split("  =>  ") for line in lines if line and not line.startswith("#")]
-    return [(command, says) for command, says in pairs]
+    return [(wrong, says) for wrong, says in pairs]
 
 
 def test_every_mistake_is_one_line_with_exit_code_2_and_leaves_nothing(
@@ -117,8 +119,8 @@ def test_every_mistake_is_one_line_with_exit_code_2_and_leaves_nothing(
 
     monkeypatch.setattr("skipless.train.engine.Engine._train_step", no_step)
     capfd.readouterr()
-    offenders, before = [], files(folder)
-    for command, says in mistakes():
+    mistakes, offenders, before = listed("mistakes.txt"), [], files(folder)
+    for command, says in mistakes:
         words = command.format(long="x" * 300, latin="na\udce9me", newline="\n")
         try:
             code: object = main(shlex.split(words))
@@ -132,5 +134,28 @@ def test_every_mistake_is_one_line_with_exit_code_2_and_leaves_nothing(
             offenders.append((command, says, code, out, err, changed))
         before = after
     text = "\n".join(map(repr, offenders))
-    assert len(offenders) == 0, f"{len(offenders)} of {len(mistakes())} mistakes:\n{text}"
-    assert len(mistakes()) >= 400
+    assert len(offenders) == 0, f"{len(offenders)} of {len(mistakes)} mistakes:\n{text}"
+    assert len(mistakes) >= 400
+
+
+def test_every_wrong_call_names_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    known, calls, offenders = wrong_calls.names(), listed("wrong_calls.txt"), []
+    (tmp_path / "file.txt").write_text("text")
+    (tmp_path / "empty").mkdir()
+    sk.onnx.export(known["NET"].eval(), known["X"], "good.onnx")
+    for call, says in calls:
+        try:
+            found = repr(eval(call, known))
+        except (ValueError, TypeError, OSError) as error:
+            found = " ".join(str(error).split())
+            if says in found:
+                continue
+        except BaseException as error:
+            found = repr(error)
+        offenders.append((call, says, found))
+    text = "\n".join(map(repr, offenders))
+    assert len(offenders) == 0, f"{len(offenders)} of {len(calls)} calls:\n{text}"
+    assert len(calls) >= 400

@@ -287,7 +287,7 @@ def test_empty_weights_stay_empty() -> None:
         (torch.empty(4), {}, r"shape \(out, in, \*kernel\).*of shape \(4,\)"),
         (torch.empty(4, 4, dtype=torch.int64), {}, "floating-point.*int64"),
         (torch.empty(4, 4), {"groups": 3}, "multiple of groups=3"),
-        (torch.empty(4, 4), {"groups": 0}, "multiple of groups=0"),
+        (torch.empty(4, 4), {"groups": 0}, "groups must be >= 1, got 0"),
     ],
 )
 def test_a_tensor_that_is_no_weight_is_refused(weight: Tensor, options, message: str) -> None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from . import formulas
+from . import arguments, formulas
 from .formulas import Array, Formulas, Function
 
 # pyright: reportUnnecessaryIsInstance=false
@@ -324,7 +324,7 @@ _FAMILIES = {
 
 def _member(family: str, parameter: float) -> Activation:
     law = _FAMILIES[family]
-    if not law.above < parameter < math.inf:
+    if not law.above < arguments.number(law.label, parameter) < math.inf:
         condition = "finite" if math.isinf(law.above) else f"finite and above {law.above:g}"
         raise ValueError(f"{family}: {law.label} must be {condition}, got {parameter!r}.")
     return _cached_member(family, float(parameter))
@@ -374,6 +374,27 @@ def native(phi: Activation, table: Mapping[str, Callable[..., T]]) -> Callable[.
     """
     name, parameter = native_name(phi, table)
     return partial(table[name], **parameter) if parameter else table[name]
+
+
+def require_phi(function: object) -> None:
+    """Raise unless `function` can be φ in tensors."""
+    if not callable(function):
+        raise TypeError(
+            f"phi must be a name, an Activation or a function, got {function!r:.50} (try 'tanh')"
+        )
+
+
+def shaping_constants(
+    input_scale: float, input_shift: float, output_scale: float, output_shift: float
+) -> dict[str, float]:
+    """The constants of φ̂ as floats, by their names."""
+    given = zip(CONSTANTS, (input_scale, input_shift, output_scale, output_shift), strict=True)
+    return {name: arguments.number(name, value) for name, value in given}
+
+
+def trelu_scale(negative_slope: float) -> float:
+    """The γ of a TReLU (eq. 11)."""
+    return math.sqrt(2.0 / (1.0 + arguments.number("negative_slope", negative_slope) ** 2))
 
 
 def require_constants(owner: str, constants: Mapping[str, float]) -> None:

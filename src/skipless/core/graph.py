@@ -9,6 +9,8 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import Self, assert_never
 
+from .arguments import require_flag
+
 
 class GraphError(ValueError):
     """The nodes do not form a network."""
@@ -53,8 +55,8 @@ class Sum:
     origin: str = field(default="", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "inputs", tuple(self.inputs))
-        object.__setattr__(self, "weights", tuple(map(float, self.weights)))
+        object.__setattr__(self, "inputs", _indices(self.inputs))
+        object.__setattr__(self, "weights", _numbers("weights", self.weights))
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class Concat:
     origin: str = field(default="", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "inputs", tuple(self.inputs))
-        widths = tuple(map(float, self.widths)) or (1.0,) * len(self.inputs)
+        object.__setattr__(self, "inputs", _indices(self.inputs))
+        widths = _numbers("widths", self.widths) or (1.0,) * len(self.inputs)
         object.__setattr__(self, "widths", widths)
 
 
@@ -107,6 +109,8 @@ class Graph:
     nodes: tuple[Node, ...]
 
     def __init__(self, nodes: Iterable[Node]) -> None:
+        if not isinstance(nodes, Iterable):
+            raise TypeError(f"Graph takes a sequence of nodes, got {nodes!r}. Use a GraphBuilder.")
         object.__setattr__(self, "nodes", tuple(nodes))
         for node in self.nodes:
             if not isinstance(node, Input | Affine | Nonlinearity | Sum | Concat):
@@ -250,6 +254,7 @@ class GraphBuilder:
 
     def affine(self, input: int, *, mixes: bool = True, origin: str = "") -> int:
         """Add an `Affine` layer that reads the node `input`."""
+        require_flag("mixes", mixes)
         return self.add(Affine(input, mixes=mixes, origin=origin))
 
     def activation(self, input: int, *, origin: str = "") -> int:
@@ -258,14 +263,15 @@ class GraphBuilder:
 
     def sum(self, inputs: Sequence[int], weights: Sequence[float] = (), *, origin: str = "") -> int:
         """Add a `Sum`; its weights are 1 by default."""
+        inputs = _indices(inputs)
         weights = tuple(weights) or (1.0,) * len(inputs)
-        return self.add(Sum(tuple(inputs), weights, origin=origin))
+        return self.add(Sum(inputs, weights, origin=origin))
 
     def concat(
         self, inputs: Sequence[int], widths: Sequence[float] = (), *, origin: str = ""
     ) -> int:
         """Add a `Concat`; its widths, the numbers of channels, are equal by default."""
-        return self.add(Concat(tuple(inputs), tuple(widths), origin=origin))
+        return self.add(Concat(_indices(inputs), tuple(widths), origin=origin))
 
     def add(self, node: Node) -> int:
         """Add any node."""
@@ -287,6 +293,19 @@ def _require_count(name: str, count: object) -> None:
 def require_number(name: str, value: object) -> None:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r} (for example 0.8)")
+
+
+def _indices(inputs: Iterable[int]) -> tuple[int, ...]:
+    if not isinstance(inputs, Iterable):
+        raise TypeError(f"inputs must be a sequence of indices of nodes, got {inputs!r}")
+    return tuple(inputs)
+
+
+def _numbers(name: str, values: Iterable[float]) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, values))
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a sequence of numbers, got {values!r}") from None
 
 
 def _name(index: int, node: Node) -> str:

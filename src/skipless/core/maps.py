@@ -309,5 +309,7 @@ def _kappa(low: float, high: float = 1.0) -> float:
 
 
 def _require_positive(q: float) -> None:
+    if isinstance(q, str):
+        raise TypeError(f"q must be a number, got {q!r}")
     if not (q > 0.0 and math.isfinite(q)):
         raise ValueError(f"q must be positive and finite, got {q:g}")

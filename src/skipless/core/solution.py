@@ -16,6 +16,7 @@ import numpy.typing as npt
 from skipless.tables import table
 
 from .activations import CONSTANTS, Activation, Array, activation, activation_names, transform
+from .arguments import finite_number
 from .maps import c_map, q_map, require_cosines, tabulated_c_map
 
 _MOST_RESIDUAL = 1e-10
@@ -74,6 +75,13 @@ class Solution:
     residuals: Mapping[str, float] = field(default_factory=dict[str, float])
     custom: Activation | None = field(default=None, repr=False)
     note: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("negative_slope", *CONSTANTS):
+            if getattr(self, name) is not None:
+                finite_number(name, getattr(self, name))
+        for name in ("sigma_w", "sigma_b", "q"):
+            finite_number(name, getattr(self, name), 0.0)
 
     def __getstate__(self) -> dict[str, object]:
         # Cached functions cannot be pickled, and are rebuilt on first use.

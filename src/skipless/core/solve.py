@@ -18,6 +18,7 @@ from scipy.optimize import brentq
 
 from .activations import Activation, leaky_relu
 from .activations import activation as look_up
+from .arguments import require_flag
 from .curves import (
     DKS_CONDITIONS,
     TAT_CONDITIONS,
@@ -271,6 +272,7 @@ def solve(
             f"The method must be TAT(...), DKS(...) or EOC(...), got {method!r} "
             "(for example TAT(eta=0.9))"
         )
+    require_flag("clamp", clamp)
     phi = look_up(activation)
     if graph.depth == 0:
         raise ValueError(

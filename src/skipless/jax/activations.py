@@ -130,8 +130,9 @@ class Shaped:
     output_shift: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in core.CONSTANTS:
-            object.__setattr__(self, name, float(getattr(self, name)))
+        core.require_phi(self.function)
+        for name, number in core.shaping_constants(**self.constants).items():
+            object.__setattr__(self, name, number)
         core.require_constants("Shaped", self.constants)
 
     @property

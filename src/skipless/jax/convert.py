@@ -26,6 +26,7 @@ from jax.typing import ArrayLike
 
 from skipless.core import activations as core
 from skipless.core.activations import Activation
+from skipless.core.arguments import number, require_function
 from skipless.core.convert import Change, ConversionReport
 from skipless.core.graph import Graph, Nonlinearity, Sum, inputs_of
 from skipless.core.predict import approximations, predict
@@ -111,8 +112,8 @@ class ShapedActivation(nnx.Module):
 
     def _hold(self, function: Function, numbers: Mapping[str, float]) -> None:
         self.function = function
-        for name, number in numbers.items():
-            setattr(self, name, Constant(jnp.asarray(number, float)))
+        for name, value in numbers.items():
+            setattr(self, name, Constant(jnp.asarray(value, float)))
 
 
 class TReLU(ShapedActivation):
@@ -126,8 +127,11 @@ class TReLU(ShapedActivation):
 
     def __init__(self, negative_slope: float, output_scale: float | None = None) -> None:
         if output_scale is None:
-            output_scale = math.sqrt(2.0 / (1.0 + negative_slope**2))
-        numbers = {"negative_slope": negative_slope, "output_scale": output_scale}
+            output_scale = core.trelu_scale(negative_slope)
+        numbers = {
+            "negative_slope": number("negative_slope", negative_slope),
+            "output_scale": number("output_scale", output_scale),
+        }
         core.require_constants("TReLU", numbers)
         self._hold(in_arrays(core.leaky_relu(negative_slope)), numbers)
 
@@ -350,6 +354,9 @@ def convert(
             f"Expected an nnx.Module, got {found}. Make one first: "
             "convert(Net(rngs=nnx.Rngs(0)), example)."
         )
+    require_function("function", function)
+    if not isinstance(rngs, nnx.Rngs | None):
+        raise TypeError(f"rngs must be nnx.Rngs(...), got {rngs!r}")
     model = nnx.clone(model)
     _require_plain_weights(model)
     removed = replace(model, lambda value: isinstance(value, _Normalisation), Identity)

@@ -31,6 +31,7 @@ from jax import Array
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
+from skipless.core.arguments import finite_number, whole_number
 from skipless.core.trace import UnsupportedModelError
 
 from .operations import AFFINE, LAYOUTS, weight_of, without_moves
@@ -106,6 +107,8 @@ def delta(
 
     def draw(key: Array, layout: _Layout, dtype: DTypeLike) -> Array:
         place = [(size - 1) // 2 for size in layout.taps] if tap is None else list(tap)
+        for index in place:
+            whole_number("every index in tap", index, 0)
         inside = [0 <= i < size for i, size in zip(place, layout.taps, strict=False)]
         if len(place) != len(layout.taps) or not all(inside):
             raise ValueError(
@@ -160,7 +163,10 @@ def transposed_delta(
         matrices = layout.orthogonal(key, layout.inputs, gain, dtype)
         return layout.place(matrices, [slice(i, i + n) for i, n in zip(first, steps, strict=True)])
 
-    return _initializer(draw, gain, in_axis, out_axis, 1, dtype)
+    initializer = _initializer(draw, gain, in_axis, out_axis, 1, dtype)
+    for step in strides if isinstance(strides, tuple | list) else (strides,):
+        whole_number("strides", step, 1)
+    return initializer
 
 
 @dataclass(frozen=True)
@@ -206,6 +212,9 @@ def _initializer(
             "scaled_uniform_orthogonal()(key, shape)."
         )
 
+    if not array:
+        finite_number("gain", gain)
+
     def init(
         key: Array,
         shape: Sequence[int],
@@ -243,7 +252,7 @@ def _layout(shape: Sequence[int], in_axis: Axis, out_axis: Axis, groups: int) ->
         )
     taps = tuple(axis for axis in range(count) if axis not in (*ins, *outs))
     outputs, inputs = (math.prod(shape[axis] for axis in axes) for axes in (outs, ins))
-    if groups < 1 or outputs % groups:
+    if not isinstance(groups, int) or groups < 1 or outputs % groups:
         raise ValueError(
             f"feature_group_count must divide the {outputs} outputs of weights of shape "
             f"{tuple(shape)}, got {groups}."
@@ -278,6 +287,8 @@ def initialize(
     >>> bool(jnp.allclose(params["w"] @ params["w"].T, jnp.eye(4), atol=1e-5))
     True
     """
+    finite_number("sigma_w", sigma_w, 0.0)
+    finite_number("sigma_b", sigma_b, 0.0)
     reading = read(fn, *args, argnum=argnum)
     drawn = draw_weights(reading, key, sigma_w=sigma_w, sigma_b=sigma_b, distribution=distribution)
     arrays: dict[Tensor, jax.Array] = {}

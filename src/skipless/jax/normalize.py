@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from skipless.core.arguments import finite_number, require_axis, whole_number
+
 from .activations import in_float32
 
 
@@ -24,6 +26,10 @@ def normalize_per_location(
     >>> y[0].tolist(), [round(q, 6) for q in jnp.mean(y**2, axis=-1).tolist()]
     ([0.0, 0.0, 0.0, 2.0], [1.0, 1.0])
     """
+    array = _as_floating(x)
+    require_axis("channel_axis", channel_axis, array.shape)
+    if homogeneous is not None:
+        finite_number("homogeneous", homogeneous)
 
     def normalize(wide: Array) -> Array:
         if homogeneous is not None:
@@ -32,7 +38,7 @@ def normalize_per_location(
             wide = jnp.concatenate([wide, constant], axis=channel_axis)
         return _scale_to_unit_q(wide, (channel_axis,))
 
-    return in_float32(normalize, _as_floating(x))
+    return in_float32(normalize, array)
 
 
 def normalize_per_sample(x: ArrayLike, *, start_axis: int = 1) -> Array:
@@ -45,7 +51,7 @@ def normalize_per_sample(x: ArrayLike, *, start_axis: int = 1) -> Array:
     [[2.0, 0.0, 0.0, 0.0], [1.0, 1.0, -1.0, 1.0]]
     """
     array = _as_floating(x)
-    axes = tuple(range(array.ndim)[start_axis:])
+    axes = tuple(range(array.ndim)[whole_number("start_axis", start_axis, 0) :])
     if not axes:
         raise ValueError(
             f"An array of shape {array.shape} has no axis {start_axis} for the numbers of a "
@@ -55,6 +61,8 @@ def normalize_per_sample(x: ArrayLike, *, start_axis: int = 1) -> Array:
 
 
 def _as_floating(x: ArrayLike) -> Array:
+    if isinstance(x, str) or x is None:
+        raise TypeError(f"x must be an array, got {x!r}")
     array = jnp.asarray(x)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(

@@ -39,8 +39,8 @@ def is_array(leaf: object) -> bool:
 
 def input_index(arguments: Sequence[object], argnum: int) -> int:
     """The index of the argument that `argnum` names, an array."""
-    if not -len(arguments) <= argnum < len(arguments):
-        raise TypeError(f"argnum={argnum} names none of the {len(arguments)} arguments.")
+    if not isinstance(argnum, int) or not -len(arguments) <= argnum < len(arguments):
+        raise TypeError(f"argnum={argnum!r} names none of the {len(arguments)} arguments.")
     given: Any = arguments[argnum]
     if not is_array(given):
         found = type(given).__name__
@@ -425,7 +425,7 @@ def _make_jaxpr(call: Callable[..., object], arrays: Sequence[Any], of_input: in
         warnings.simplefilter("ignore")
         try:
             return jax.make_jaxpr(call)(shapes)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             advice = "Check that it runs under jax.jit with these arguments"
             raise _RecordingError(
                 f"JAX cannot record the function on an input of shape {shapes[of_input].shape}: "

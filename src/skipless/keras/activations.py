@@ -20,6 +20,7 @@ import keras
 from keras import ops
 
 from skipless.core import activations as core
+from skipless.core.arguments import finite_number
 from skipless.core.solution import Solution, require_solution
 
 # To a type checker, operations of Keras may return None.
@@ -177,13 +178,13 @@ class ShapedActivation(keras.layers.Layer):
             known = core.activation(phi)
             self.function, self.phi = function(known), known.name
             self.negative_slope = known.negative_slope
-        elif not callable(phi):  # as a file may say
-            raise TypeError(f"phi must be a name, an Activation or a function, got {phi!r:.50}")
         else:
+            core.require_phi(phi)  # a file may say anything
             self.function, self.phi = phi, getattr(phi, "__name__", repr(phi))
             self.negative_slope = None
-        self.input_scale, self.input_shift = float(input_scale), float(input_shift)
-        self.output_scale, self.output_shift = float(output_scale), float(output_shift)
+        numbers = core.shaping_constants(input_scale, input_shift, output_scale, output_shift)
+        self.input_scale, self.input_shift = numbers["input_scale"], numbers["input_shift"]
+        self.output_scale, self.output_shift = numbers["output_scale"], numbers["output_shift"]
         core.require_constants(f"{type(self).__name__} of {self.phi}", self.constants)
         self.built = True
 
@@ -268,7 +269,7 @@ class TReLU(ShapedActivation):
         trainable: bool = True,
     ) -> None:
         if output_scale is None:
-            output_scale = math.sqrt(2.0 / (1.0 + negative_slope**2))
+            output_scale = core.trelu_scale(negative_slope)
         phi = core.leaky_relu(negative_slope)
         super().__init__(
             phi, output_scale=output_scale, name=name, dtype=dtype, trainable=trainable
@@ -307,12 +308,13 @@ class WeightedAdd(keras.layers.Layer):
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
         self.supports_masking = True
-        self.sum_weights = tuple(map(float, weights))  # Keras calls a layer's variables `weights`
-        if not self.sum_weights or not all(map(math.isfinite, self.sum_weights)):
+        if not isinstance(weights, list | tuple) or not weights:
             raise ValueError(
                 "WeightedAdd needs a finite weight for each term, such as [0.8, 0.6], got "
-                f"{list(weights)}"
+                f"{weights!r}"
             )
+        # Keras calls a layer's variables `weights`.
+        self.sum_weights = tuple(finite_number("every weight", weight) for weight in weights)
         self.built = True
 
     def call(self, inputs: list[Array]) -> Array:

@@ -13,6 +13,7 @@ from keras import layers, ops
 
 from skipless._deprecated import warn_renamed
 from skipless.core.activations import Activation
+from skipless.core.arguments import require_function
 from skipless.core.convert import Writer, plan, write
 from skipless.core.solution import DKS, EOC, TAT, Method
 from skipless.core.trace import UnsupportedModelError
@@ -68,6 +69,7 @@ def convert(
     >>> round(deep.skipless_report.predicted[-1].c, 6)
     0.9
     """
+    require_function("function", function)
     reading = read(model, example)
     planned = plan(reading, method, activation, shortcut_weight, clamp)
     solution = planned.solution

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
+from skipless.core.arguments import finite_number, require_flag, whole_number
 from skipless.core.trace import UnsupportedModelError
 
 from .activations import Array, Config
@@ -36,7 +37,9 @@ class _Initializer(keras.initializers.Initializer):
     _options: Sequence[str] = ()  # attributes that a subclass adds to its configuration
 
     def __init__(self, gain: float = 1.0, *, seed: Seed = None) -> None:
-        self.gain = float(gain)
+        self.gain = finite_number("gain", gain)
+        if not isinstance(seed, int | keras.random.SeedGenerator | dict | None):
+            raise TypeError(f"seed must be an integer or a SeedGenerator, got {seed!r}")
         self._given = seed
         if isinstance(seed, dict):  # from a configuration
             seed = keras.saving.deserialize_keras_object(seed)
@@ -105,7 +108,7 @@ class ScaledUniformOrthogonal(_Initializer):
 
     def __init__(self, gain: float = 1.0, *, groups: int = 1, seed: Seed = None) -> None:
         super().__init__(gain, seed=seed)
-        self.groups = groups
+        self.groups = whole_number("groups", groups, 1)
 
     def _draw(self, shape: Sequence[int], dtype: str) -> Array:
         inputs, outputs = math.prod(shape[:-1]), shape[-1] // self.groups
@@ -139,6 +142,8 @@ class DeltaOrthogonal(ScaledUniformOrthogonal):
     ) -> None:
         super().__init__(gain, groups=groups, seed=seed)
         self.tap = None if tap is None else tuple(tap)
+        for index in self.tap or ():
+            whole_number("every index in tap", index, -64)
 
     def _draw(self, shape: Sequence[int], dtype: str) -> Array:
         if not self.delta:
@@ -192,6 +197,8 @@ class TransposedDelta(_Initializer):
         self, strides: int | Sequence[int] = 1, gain: float = 1.0, *, seed: Seed = None
     ) -> None:
         super().__init__(gain, seed=seed)
+        for stride in strides if isinstance(strides, tuple | list) else (strides,):
+            whole_number("strides", stride, 1)
         self.strides = strides if isinstance(strides, int) else tuple(strides)
 
     def _draw(self, shape: Sequence[int], dtype: str) -> Array:
@@ -309,6 +316,11 @@ def initialize_(
     >>> bool(ops.max(ops.abs(dense.kernel @ ops.transpose(dense.kernel) - ops.eye(4))) < 1e-5)
     True
     """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"model must be a keras.Model, got {model!r}")
+    finite_number("sigma_w", sigma_w, 0.0)
+    finite_number("sigma_b", sigma_b, 0.0)
+    require_flag("delta", delta)
     if not model.built:
         raise ValueError(
             f"{model.name} has no weights yet. Begin it with keras.Input, or build it."
@@ -338,6 +350,8 @@ _FRESH = {
 
 def seed_source(seed: int | None) -> Callable[[], int]:
     """A function that returns another seed each time, reproducibly if `seed` is given."""
+    if seed is not None:
+        whole_number("seed", seed, 0)
     source = random.Random(seed)
     return lambda: source.randrange(2**31)
 

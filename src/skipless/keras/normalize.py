@@ -1,6 +1,5 @@
 """Inputs of q value 1, as the theory assumes them; `skipless.torch.normalize` says why."""
 
-import operator
 from typing import Self
 
 import keras
@@ -8,6 +7,7 @@ from keras import ops
 
 from skipless._deprecated import renamed_arguments, warn_renamed
 from skipless.core.activations import require_constants
+from skipless.core.arguments import finite_number, require_axis, whole_number
 
 from .activations import Array, Config, in_float32
 
@@ -27,6 +27,10 @@ def normalize_per_location(
     >>> ops.convert_to_numpy(y)[0].tolist()
     [0.0, 0.0, 0.0, 2.0]
     """
+    _require_tensor(x)
+    require_axis("channel_axis", channel_axis, tuple(x.shape))
+    if homogeneous is not None:
+        finite_number("homogeneous", homogeneous)
 
     def normalize(wide: Array) -> Array:
         if homogeneous is not None:
@@ -45,7 +49,8 @@ def normalize_per_sample(x: Array, *, start_axis: int = 1) -> Array:
     >>> ops.convert_to_numpy(normalize_per_sample(ops.array([[3.0, 0.0, 0.0, 0.0]]))).tolist()
     [[2.0, 0.0, 0.0, 0.0]]
     """
-    axes = tuple(range(start_axis, len(x.shape)))
+    _require_tensor(x)
+    axes = tuple(range(whole_number("start_axis", start_axis, 0), len(x.shape)))
     if not axes:
         raise ValueError(
             f"x needs an axis {start_axis} for the numbers of a sample, got shape "
@@ -78,8 +83,10 @@ class PerLocationNormalization(keras.layers.Layer):
             warn_renamed("PerLocationNormalization(axis=...)", "channel_axis")
             channel_axis = axis
         if homogeneous is not None:
+            finite_number("homogeneous", homogeneous)
             require_constants(type(self).__name__, {"homogeneous": homogeneous})
-        self.channel_axis, self.homogeneous = operator.index(channel_axis), homogeneous
+        self.channel_axis = whole_number("channel_axis", channel_axis, -64, 64)
+        self.homogeneous = homogeneous
         self.built = True
 
     def call(self, x: Array) -> Array:
@@ -103,6 +110,11 @@ class PerLocationNormalization(keras.layers.Layer):
         return super().from_config(
             {"channel_axis" if k == "axis" else k: v for k, v in config.items()}
         )
+
+
+def _require_tensor(x: Array) -> None:
+    if not hasattr(x, "shape"):
+        raise TypeError(f"x must be a tensor, got {x!r}")
 
 
 def _scale_to_unit_q(x: Array, axes: tuple[int, ...]) -> Array:

@@ -16,6 +16,7 @@ from torch import nn
 from skipless._deprecated import renamed_arguments
 from skipless.core.activations import Activation, leaky_relu
 from skipless.core.activations import activation as look_up
+from skipless.core.arguments import require_flag
 from skipless.core.graph import Graph
 from skipless.core.maps import q_map
 from skipless.core.solution import DKS, EOC, TAT, Method
@@ -76,6 +77,8 @@ def list_models(pattern: str = "*") -> list[str]:
     >>> list_models("resnet*")
     ['resnet18', 'resnet34', 'resnet50', 'resnet101', 'resnet152', 'resnet200']
     """
+    if not isinstance(pattern, str):
+        raise TypeError(f"pattern must be a string such as 'resnet*', got {pattern!r}")
     return [name for name in _WELL_KNOWN if fnmatchcase(name, pattern)]
 
 
@@ -148,6 +151,8 @@ def create_model(
     for label, count in (("num_classes", num_classes), ("in_chans", in_chans)):
         if count < 1:
             raise ValueError(f"{label} must be >= 1, got {count}")
+    require_flag("clamp", clamp)
+    require_flag("delta", delta)
     if not 0.0 <= drop_rate < 1.0:
         raise ValueError(f"drop_rate must be in [0, 1), got {drop_rate:g}")
     sides = None if img_size is None else _sides(img_size)
@@ -175,10 +180,10 @@ def parse_name(name: str) -> tuple[str, int]:
     >>> parse_name("resnet50"), parse_name("mlp:1000")
     (('resnet', 50), ('mlp', 1000))
     """
-    found = _NAME.fullmatch(name)
+    found = _NAME.fullmatch(str(name))
     if found is None or (found[1] == "resnet" and int(found[2]) not in RESNETS):
         reason = ": ResNets of that depth are not defined" if found else ""
-        close = difflib.get_close_matches(name.replace(":", ""), _WELL_KNOWN)
+        close = difflib.get_close_matches(str(name).replace(":", ""), _WELL_KNOWN)
         hint = f"Did you mean {' or '.join(close)}? " if close else ""
         raise ValueError(
             f"There is no model {name!r}{reason}. {hint}There are "
@@ -225,13 +230,14 @@ def choose_activation(
     if str(activation).lower() == "prelu":  # not in the table, which would suggest another
         raise ValueError(f"No activation is called {activation!r}. Did you mean 'prelu'?")
     if method is None and plan.norm != "none":
-        phi = look_up(activation or "relu", slope)
+        phi = look_up("relu" if activation is None else activation, slope)
         is_relu = phi is look_up("relu")
         factory = lambda _: nn.ReLU() if is_relu else ShapedActivation(phi)
         return factory, {"sigma_w": _sigma_w_keeping_q(phi)}, None
     method = TAT() if method is None else method
     _require_shapeable(plan, method, slope)
-    phi = look_up(activation or _DEFAULT_ACTIVATION.get(type(method), "relu"), slope)
+    usual = _DEFAULT_ACTIVATION.get(type(method), "relu")
+    phi = look_up(usual if activation is None else activation, slope)
     graph = _graph(plan.thin())
     solution = solve(graph, method, phi, clamp=clamp)
     factory = lambda _: ShapedActivation.from_solution(solution)

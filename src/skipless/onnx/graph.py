@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from skipless.core.arguments import whole_number
+
 if TYPE_CHECKING:
     import onnx
 
@@ -101,10 +103,21 @@ class OnnxGraph:
         return total
 
 
+def require_file(path: str | Path) -> Path:
+    """The path of a file that is there."""
+    if not isinstance(path, str | Path):
+        raise TypeError(f"path must be that of an ONNX file, got {path!r}")
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"There is no file {str(path)!r}. Name one that `export` wrote.")
+    return Path(path)
+
+
 def read(path: str | Path, batch_size: int = 1) -> OnnxGraph:
     """The graph in the file at `path`, for batches of that size."""
     import onnx
 
+    whole_number("batch_size", batch_size, 1)
+    require_file(path)
     try:
         return _graph(onnx.load(path, load_external_data=False), batch_size)
     except OSError:

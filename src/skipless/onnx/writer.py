@@ -12,8 +12,9 @@ import copy
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,9 @@ from torch import Tensor, nn
 
 from skipless._install import not_installed
 from skipless.torch.fold import fold
-from skipless.torch.trace import silence_logging
+from skipless.torch.trace import require_example, silence_logging
 
+from .graph import read, require_file
 from .run import open_session, run_session
 
 if TYPE_CHECKING:
@@ -35,6 +37,15 @@ _TOLERANCE = 1e-4  # of an ONNX file, relative to its largest output
 _Shapes = Mapping[str, list[int | str]]
 
 
+def require_place(path: str | Path) -> Path:
+    """The path of a file that can be written."""
+    if not isinstance(path, str | Path) or not Path(path).name:
+        raise TypeError(f"path must be that of a file to write, such as 'a.onnx', got {path!r}")
+    if not (place := Path(path).parent).is_dir():
+        raise FileNotFoundError(f"There is no folder {place}. Make it first: mkdir -p {place}")
+    return Path(path)
+
+
 def export(model: nn.Module, example: Tensor, path: str | Path) -> Path:
     """Write the folded `model` as an ONNX file for batches of any size; returns its path.
 
@@ -42,7 +53,8 @@ def export(model: nn.Module, example: Tensor, path: str | Path) -> Path:
     in onnxruntime on `example` and on a batch of twice its size, and must agree with `model` in
     evaluation mode to within 1e-4 of the largest output.
     """
-    path = Path(path)
+    require_example(model, example)
+    path = require_place(path)
     # Written elsewhere until it is verified, so that a wrong file does not replace an older one.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unverified-") as folder:
         _write_verified(model, example, Path(folder) / path.name)
@@ -216,6 +228,16 @@ def _flatten(source: str, node: onnx.NodeProto) -> onnx.NodeProto:
     return helper.make_node("Flatten", [source], node.output, node.name, axis=1)
 
 
+def _checked(batch: np.ndarray, shape: Sequence[int | str]) -> np.ndarray:
+    """The batch, if a file whose input has that `shape` can read it."""
+    fits = isinstance(batch, np.ndarray) and batch.dtype == np.float32 and batch.ndim == len(shape)
+    known = {axis: size for axis, size in enumerate(shape) if isinstance(size, int)}
+    if not fits or any(batch.shape[axis] != size for axis, size in known.items()):
+        got = f"{batch.dtype} {batch.shape}" if isinstance(batch, np.ndarray) else repr(batch)
+        raise ValueError(f"batches must be float32 arrays of shape {tuple(shape)}, got {got}")
+    return batch
+
+
 def quantize(path: str | Path, output: str | Path, batches: Iterable[np.ndarray]) -> Path:
     """Write the network at `path` to `output` with 8-bit weights and activations; returns `output`.
 
@@ -227,9 +249,15 @@ def quantize(path: str | Path, output: str | Path, batches: Iterable[np.ndarray]
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    path, output = Path(path), Path(output)
-    name = open_session(path).get_inputs()[0].name
-    feeds = ({name: batch} for batch in batches)
+    path, output = require_file(path), require_place(output)
+    read(path)  # which says so if it is no ONNX file
+    given = open_session(path).get_inputs()[0]
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"batches must be a sequence of arrays, got {batches!r}")
+    feeds = ({given.name: _checked(batch, given.shape)} for batch in batches)
+    if (first := next(feeds, None)) is None:
+        raise ValueError("batches must have at least one, to measure activations on, got none")
+    feeds = chain([first], feeds)
     reader: Any = SimpleNamespace(get_next=lambda: next(feeds, None))
     # Next to the output, which it replaces when it is complete. Notes on defaults are silenced.
     unfinished = tempfile.TemporaryDirectory(dir=output.parent, prefix=".unfinished-")

@@ -28,7 +28,7 @@ from .groups import weights_and_others
 from .kfac import KFAC
 from .lars import LARS
 from .muon import MuonAdamW
-from .settings import KFACSettings, require_number
+from .settings import KFACSettings, require_bool, require_number
 
 _MOMENTA = {"sgd": 0.9, "lars": 0.9, "adamw": 0.9, "muon": 0.95, "kfac": 0.9, "soap": 0.95}
 _WITH_NESTEROV = ("sgd", "lars", "muon")
@@ -65,6 +65,10 @@ def create_optimizer(
     >>> [(g["name"], len(g["params"]), g["weight_decay"]) for g in optimizer.param_groups]
     [('weights', 1, 0.0001), ('others', 3, 0.0)]
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be the network itself, got {type(model).__name__}")
+    if not isinstance(kfac, KFACSettings):
+        raise TypeError(f"kfac must be KFACSettings(...), got {kfac!r}")
     momentum = resolve_momentum(name, lr, momentum, l2, nesterov)
     if name == "kfac":
         return KFAC(model, lr, momentum, l2=l2, settings=kfac)
@@ -81,6 +85,8 @@ def resolve_momentum(
     require_number("lr", lr)
     require_number("l2", l2)
     require_number("momentum", momentum, below=1.0)
+    if nesterov is not None:
+        require_bool("nesterov", nesterov)
     if nesterov and name not in _WITH_NESTEROV:
         raise ValueError(
             f"{name} does not support nesterov; use it with {', '.join(_WITH_NESTEROV)}"

@@ -15,6 +15,7 @@ leaves it. So after the rate drops, older and larger steps take a while to decay
 # pyright: reportPrivateImportUsage=false
 # torch._foreach_* are what torch's own optimisers are made of, but have no public names.
 
+from math import inf
 from typing import Any, cast
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from .groups import GroupwiseOptimizer, by_dtype_and_device, with_gradients
+from .settings import require_bool, require_number
 
 
 class LARS(GroupwiseOptimizer):
@@ -58,8 +60,9 @@ class LARS(GroupwiseOptimizer):
             "eps": eps,
         }
         for name, value in settings.items():
-            if value is not None and not value >= 0.0:
-                raise ValueError(f"{name} must be >= 0, got {value}")
+            if name != "trust_coefficient" or value is not None:
+                require_number(name, value, below=1.0 if name == "momentum" else inf)
+        require_bool("nesterov", nesterov)
         super().__init__(params, {**settings, "nesterov": nesterov})
 
     def _step_group(self, group: dict[str, Any]) -> None:

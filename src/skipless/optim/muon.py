@@ -17,6 +17,7 @@ from torch.optim import AdamW, Muon
 from torch.optim.optimizer import ParamsT
 
 from .groups import GroupwiseOptimizer, with_gradients
+from .settings import require_bool, require_number
 
 
 class MuonAdamW(GroupwiseOptimizer):
@@ -52,6 +53,14 @@ class MuonAdamW(GroupwiseOptimizer):
             "eps": eps,
             "orthogonalize": orthogonalize,
         }
+        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
+            require_number(name, value)
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise ValueError(f"betas must be two numbers in [0, 1), got {betas!r}")
+        for name, value in (("momentum", momentum), *(("betas", beta) for beta in betas)):
+            require_number(name, value, below=1.0)
+        require_bool("nesterov", nesterov)
+        require_bool("orthogonalize", orthogonalize)
         super().__init__(params, defaults)
         for group in self.param_groups:  # torch's optimisers check the ranges of settings
             self._adamw(group)

@@ -39,7 +39,8 @@ def _require_integer(name: str, value: object, least: int = 1) -> None:
         raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
 
 
-def _require_bool(name: str, value: object) -> None:
+def require_bool(name: str, value: object) -> None:
+    """Raise unless `value` is true or false: any other would count as true."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}")
 
@@ -86,9 +87,9 @@ class KFACSettings:
     )
     curvature_period: int = _setting(1, _require_integer, "steps between updates of the curvature.")
     inverse_period: int = _setting(50, _require_integer, "steps between updates of its inverse.")
-    early_inverses: bool = _setting(True, _require_bool, "update the inverse more often at first.")
+    early_inverses: bool = _setting(True, require_bool, "update the inverse more often at first.")
     restarts: bool = _setting(
-        True, _require_bool, "drop the momentum of steps that prove far too long."
+        True, require_bool, "drop the momentum of steps that prove far too long."
     )
     burn_in: int = _setting(
         5, _require_integer, "first steps that only measure the curvature.", least=0
@@ -103,10 +104,10 @@ class KFACSettings:
         1, _require_integer, "every n-th example enters the factors of inputs."
     )
     spread_inverses: bool = _setting(
-        False, _require_bool, "invert a part of the factors in each step."
+        False, require_bool, "invert a part of the factors in each step."
     )
     eigenbasis: bool = _setting(
-        False, _require_bool, "measure curvature along axes of factors (EKFAC)."
+        False, require_bool, "measure curvature along axes of factors (EKFAC)."
     )
     damping_period: int | None = _setting(None, _require_integer)
     seed: int = _setting(0, _require_integer, least=0)

@@ -8,7 +8,6 @@ in full precision and without waiting for a device.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import Self
@@ -152,9 +151,10 @@ class ShapedActivation(nn.Module):
             if known.negative_slope is not None:
                 self.name, constants["negative_slope"] = "leaky_relu", known.negative_slope
         else:
+            core.require_phi(phi)
             self.function, self.name = phi, getattr(phi, "__name__", repr(phi))
         numbers = (input_scale, input_shift, output_scale, output_shift)
-        constants |= dict(zip(core.CONSTANTS, map(float, numbers), strict=True))
+        constants |= core.shaping_constants(*numbers)
         self._set_constants(constants, torch.get_default_device())
 
     @staticmethod
@@ -245,7 +245,7 @@ class TReLU(ShapedActivation):
 
     def __init__(self, negative_slope: float, output_scale: float | None = None) -> None:
         if output_scale is None:
-            output_scale = math.sqrt(2.0 / (1.0 + negative_slope**2))
+            output_scale = core.trelu_scale(negative_slope)
         super().__init__(core.leaky_relu(negative_slope), output_scale=output_scale)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from skipless.core.activations import Activation
+from skipless.core.arguments import require_function
 from skipless.core.convert import ConversionReport, Writer, plan, write
 from skipless.core.solution import TAT, Method
 
@@ -100,6 +101,7 @@ def convert(
     0.9
     """
     require_example(model, example)
+    require_function("function", function)
     copied = _deepcopy(with_weights(model, example))
     reading = read(copied, example, dynamic=True)
     planned = plan(reading, method, activation, shortcut_weight, clamp)

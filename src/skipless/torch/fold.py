@@ -74,6 +74,11 @@ def fold(model: nn.Module, example: Tensor | None = None) -> fx.GraphModule:
     >>> folded.get_submodule("1"), folded.meta["remaining"]
     (LeakyReLU(negative_slope=0.5), ())
     """
+    if not isinstance(model, nn.Module) or not isinstance(example, Tensor | None):
+        raise TypeError(
+            "Expected a model, and a tensor as its example if any, got "
+            f"({type(model).__name__}, {type(example).__name__})"
+        )
     traced = _trace(model)
     if example is not None:
         _record_shapes(traced, example)

@@ -10,14 +10,17 @@ in float32, or float64 for weights of that type, on the device of the `generator
 """
 
 import math
+import reprlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, fx, nn
+
+from skipless.core.arguments import finite_number, require_flag, whole_number
 
 from .operations import AFFINE, operation, origin
 from .trace import UnsupportedModelError
@@ -117,7 +120,7 @@ def transposed_delta_(
     >>> torch.allclose(up.square().mean(dim=1), torch.ones(10))
     True
     """
-    strides = (stride,) if isinstance(stride, int) else stride
+    strides = stride if isinstance(stride, Sequence) else (stride,)
     return _Sampler(distribution, gain, generator).draw_(weight, groups, strides)
 
 
@@ -151,6 +154,11 @@ def initialize_(
     >>> initialize_(nn.Sequential(nn.Conv2d(3, 8, 3), nn.PReLU(), nn.Flatten(), nn.Linear(32, 2)))
     ['1.weight']
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {reprlib.repr(model)}")
+    finite_number("sigma_w", sigma_w, 0.0)
+    finite_number("sigma_b", sigma_b, 0.0)
+    require_flag("delta", delta)
     _require_plain_parameters(model)
     sampler = _Sampler(distribution, sigma_w, generator)
     drawn: set[int] = set()
@@ -189,6 +197,15 @@ class _Sampler:
     gain: float
     generator: torch.Generator | None
 
+    def __post_init__(self) -> None:
+        finite_number("gain", self.gain)
+        if self.distribution not in get_args(Distribution):
+            raise ValueError(
+                f"distribution must be 'orthogonal' or 'gaussian', got {self.distribution!r}"
+            )
+        if not isinstance(self.generator, torch.Generator | None):
+            raise TypeError(f"generator must be a torch.Generator, got {self.generator!r}")
+
     def draw_(
         self, weight: Tensor, groups: int = 1, strides: Sequence[int] = (), *, delta: bool = True
     ) -> Tensor:
@@ -197,6 +214,10 @@ class _Sampler:
         With `delta` each group has one matrix, at the middle taps. Otherwise all taps are drawn; in
         a transposed convolution, those that reach one location are a matrix.
         """
+        if not isinstance(weight, Tensor):
+            raise TypeError(f"weight must be a tensor, got {weight!r}")
+        for name, number in (("groups", groups), *(("stride", step) for step in strides)):
+            whole_number(name, number, 1)
         _require_memory(weight)
         matrix = weight.is_floating_point() and weight.dim() > 1
         if not matrix or groups < 1 or weight.shape[0] % groups:
@@ -206,6 +227,10 @@ class _Sampler:
             )
         outputs, kernel, transposed = weight.shape[0], weight.shape[2:], bool(strides)
         steps = tuple(strides) * len(kernel) if len(strides) == 1 else strides or (1,) * len(kernel)
+        if len(steps) != len(kernel):
+            raise ValueError(
+                f"stride must have one number for each axis of {tuple(kernel)}, got {steps}"
+            )
         blocks = weight.detach().unflatten(0, (groups, outputs // groups))
         if transposed:
             _require_no_gaps(kernel, steps, (1,) * len(kernel))
@@ -243,8 +268,6 @@ class _Sampler:
                 return q if m > k else q.mT
             case "gaussian":
                 return self.gain / math.sqrt(max(k, 1)) * self.normal(shape, like)
-            case other:
-                raise ValueError(f"distribution must be 'orthogonal' or 'gaussian', got {other!r}")
 
 
 @contextmanager

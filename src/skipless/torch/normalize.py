@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from skipless._deprecated import renamed_arguments
+from skipless.core.arguments import finite_number, require_axis, whole_number
 
 
 @renamed_arguments(channel_dim="channel_axis")
@@ -40,7 +41,9 @@ def normalize_per_location(
     ([0.0, 0.0, 0.0, 2.0], [1.0, 1.0])
     """
     wide = _in_full_precision(x)
+    require_axis("channel_axis", channel_axis, tuple(x.shape))
     if homogeneous is not None:
+        finite_number("homogeneous", homogeneous)
         constant = torch.full_like(wide.narrow(channel_axis, 0, 1), homogeneous)
         wide = torch.cat([wide, constant], dim=channel_axis)
     return _scale_to_unit_q(wide, (channel_axis,)).to(x.dtype)
@@ -57,13 +60,14 @@ def normalize_per_sample(x: Tensor, *, start_axis: int = 1) -> Tensor:
     tensor([[ 2.,  0.,  0.,  0.],
             [ 1.,  1., -1.,  1.]])
     """
-    dims = tuple(range(x.dim())[start_axis:])
+    wide = _in_full_precision(x)
+    dims = tuple(range(x.dim())[whole_number("start_axis", start_axis, 0) :])
     if not dims:
         raise ValueError(
             f"x needs an axis {start_axis} for the numbers of a sample, got shape "
             f"{tuple(x.shape)}. For a single sample without a batch, set start_axis=0."
         )
-    return _scale_to_unit_q(_in_full_precision(x), dims).to(x.dtype)
+    return _scale_to_unit_q(wide, dims).to(x.dtype)
 
 
 class PerLocationNormalization(nn.Module):
@@ -78,6 +82,9 @@ class PerLocationNormalization(nn.Module):
     @renamed_arguments(channel_dim="channel_axis")
     def __init__(self, *, channel_axis: int = 1, homogeneous: float | None = 1.0) -> None:
         super().__init__()
+        whole_number("channel_axis", channel_axis, -64, 64)
+        if homogeneous is not None:
+            finite_number("homogeneous", homogeneous)
         self.channel_axis = channel_axis
         self.homogeneous = homogeneous
 
@@ -95,6 +102,8 @@ class PerLocationNormalization(nn.Module):
 
 
 def _in_full_precision(x: Tensor) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor, got {x!r}")
     if not x.is_floating_point():
         raise TypeError(
             f"x must be of floating-point numbers, got {x.dtype}. Divide the bytes of an image by "

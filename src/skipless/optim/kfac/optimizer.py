@@ -100,6 +100,8 @@ class KFAC(Optimizer):
         **options: Unpack[KFACOptions],
     ) -> None:
         check_model(model)
+        if not isinstance(settings, KFACSettings):
+            raise TypeError(f"settings must be KFACSettings(...), got {settings!r}")
         settings = replace(settings, preset=options.pop("preset", settings.preset))
         own = replace(settings.resolve(), **options)
         if lr is not None:
