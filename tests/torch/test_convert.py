@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from torch import nn
 import user_models as models
 from skipless import DKS, EOC, TAT, Activation, UnreachableTargetError
 from skipless.core.graph import GraphError, Nonlinearity, Sum
+from skipless.onnx import export
 from skipless.torch import (
     ConvertedModel,
     PerLocationNormalization,
@@ -672,7 +674,7 @@ class Duelling(nn.Module):
         return {"q": q, "policy": torch.softmax(advantage, 1)}
 
 
-def test_what_is_computed_after_the_network_stays() -> None:
+def test_what_is_computed_after_the_network_stays(tmp_path: Path) -> None:
     new = convert(Duelling(), torch.randn(4, 6), TAT(eta=0.3))
     assert sum(isinstance(module, TReLU) for module in new.modules()) == 2
     x = torch.randn(5, 6)
@@ -683,6 +685,12 @@ def test_what_is_computed_after_the_network_stays() -> None:
     value, advantage = (new.get_submodule(name)(hidden) for name in ("value", "advantage"))
     assert torch.allclose(new(x)["q"].mean(1, keepdim=True), value, atol=1e-6)
     assert torch.allclose(new(x)["policy"], advantage.softmax(1), atol=1e-6)
+    found = measure(new, torch.randn(8, 6))
+    (*_, first, second, both) = found.nodes
+    assert both.q.mean == pytest.approx((first.q.mean + second.q.mean) / 2, rel=1e-6)
+    assert check(new, torch.randn(2, 6), seeds=3).comparisons
+    with pytest.raises(ValueError, match="must return one tensor, got dict. Wrap"):
+        export(new, torch.randn(2, 6), tmp_path / "model.onnx")
     assert "computed after the network, kept" in str(new.skipless_report)
 
 

@@ -19,7 +19,7 @@ from skipless.tables import table
 from .activations import Array
 from .agreement import VECTORS, Surprise, median, surprises
 from .bands import Distribution, FiniteWidth, Prediction, band_range
-from .graph import Affine, Graph, Sum
+from .graph import Affine, Concat, Graph, Sum
 from .network import Point, Size
 from .predict import predict
 from .solution import Solution, require_solution
@@ -535,8 +535,12 @@ def values_at_nodes(
             tensor, scale = tensors[index]
             q, c = (np.asarray(values, np.float64) for values in seen[tensor])
             found[index] = (q / scale**2, c)
+        elif isinstance(node := graph.nodes[index], Concat):  # of outputs, which no tensor holds
+            q, c = (np.stack(values) for values in zip(*map(found.get, node.inputs), strict=True))
+            product = np.mean(c * np.sqrt(np.prod(q, axis=-1)), axis=0)  # of the two of a pair
+            q = np.mean(q, axis=0)
+            found[index] = (q, product / np.sqrt(np.prod(q, axis=-1)))
         else:  # a factor that the record applies together with what precedes it
-            node = graph.nodes[index]
             assert isinstance(node, Sum)
             q, c = found[node.inputs[0]]
             found[index] = (q * node.weights[0] ** 2, c)

@@ -112,6 +112,11 @@ def require_batch(model: nn.Module, example: Tensor, name: str) -> None:
             twice = model(torch.cat([example, example]))
         except Exception as error:
             raise ValueError(f"{what} it raises {type(error).__name__}: {error}. {hint}") from error
+    if not isinstance(once, Tensor):
+        raise ValueError(
+            f"{name} must return one tensor, got {type(once).__name__}. Wrap it in a module that "
+            "returns one of them, or torch.cat of them."
+        )
     if twice.numel() != 2 * once.numel():
         raise ValueError(
             f"{what} it returns {tuple(twice.shape)}, and {tuple(once.shape)} on the example "
