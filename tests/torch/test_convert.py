@@ -689,7 +689,7 @@ def test_what_is_computed_after_the_network_stays(tmp_path: Path) -> None:
     (*_, first, second, both) = found.nodes
     assert both.q.mean == pytest.approx((first.q.mean + second.q.mean) / 2, rel=1e-6)
     assert check(new, torch.randn(2, 6), seeds=3).comparisons
-    with pytest.raises(ValueError, match="must return one tensor, got dict. Wrap"):
+    with pytest.raises(ValueError, match=r"must return one tensor, got dict\. Wrap"):
         export(new, torch.randn(2, 6), tmp_path / "model.onnx")
     assert "computed after the network, kept" in str(new.skipless_report)
 
