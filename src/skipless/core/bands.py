@@ -14,11 +14,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal, NamedTuple, assert_never
+from typing import Literal, NamedTuple, assert_never, get_args
 
 import numpy as np
 
 from .activations import Array
+from .arguments import whole_number
 from .fluctuation import (
     Noise,
     Response,
@@ -114,8 +115,13 @@ class FiniteWidth:
         distribution: Distribution = "orthogonal",
     ) -> None:
         require_solution(solution)
-        if isinstance(sizes, int):
-            sizes = dict.fromkeys(range(len(graph.nodes)), Size(sizes, sizes))
+        if distribution not in get_args(Distribution):
+            raise ValueError(
+                f"distribution must be 'orthogonal' or 'gaussian', got {distribution!r}"
+            )
+        if not isinstance(sizes, Mapping):
+            width = whole_number("widths", sizes, 1)
+            sizes = dict.fromkeys(range(len(graph.nodes)), Size(width, width))
         self.graph, self.sizes, self.distribution = graph, sizes, distribution
         self.rules = find_rules(graph, solution)
         self.phi = solution.shaped

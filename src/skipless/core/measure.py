@@ -5,6 +5,8 @@ of pairs of samples. This module makes the pairs, turns the values into estimate
 with the theory.
 """
 
+# pyright: reportUnnecessaryIsInstance=false
+
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from skipless.tables import table
 
 from .activations import Array
 from .agreement import VECTORS, Surprise, median, surprises
+from .arguments import finite_number, whole_number
 from .bands import Distribution, FiniteWidth, Prediction, band_range
 from .graph import Affine, Concat, Graph, Sum
 from .network import Point, Size
@@ -404,8 +407,7 @@ def check(
         tolerance: The difference up to which a network counts as infinitely wide.
         distribution: What the weights are drawn from.
     """
-    if not tolerance >= 0.0:
-        raise ValueError(f"tolerance must be 0 or more, got {tolerance:g} (typically 0.05)")
+    finite_number("tolerance", tolerance, 0.0)
     graph, begin = replay.graph, replay.begin
     if cosines is None:
         cosines = (0.0,) if replay.start_shape[replay.channel_axis] > 1 else (-1.0,)
@@ -469,13 +471,15 @@ def _wanted_width(rows: Sequence[Comparison], replay: Replay[W]) -> int | None:
 
 def batch_size(cosines: Sequence[float] | None, pairs: int) -> int:
     """How many samples a check with these `cosines` and `pairs` takes."""
-    cosines = (0.0,) if cosines is None else cosines
-    if not cosines or pairs < 1:
-        raise ValueError(
-            "A check needs at least one cosine and one pair, got "
-            f"cosines={tuple(cosines)}, pairs={pairs}"
+    if cosines is None:
+        cosines = (0.0,)
+    if isinstance(cosines, str) or not isinstance(cosines, Sequence) or not cosines:
+        raise TypeError(
+            f"cosines must be a sequence of numbers, such as (0.0, 0.5), got {cosines!r}"
         )
-    return 2 * pairs * len(cosines)
+    for cosine in cosines:
+        finite_number("cosines", cosine, -1.0, 1.0)
+    return 2 * whole_number("pairs", pairs, 1) * len(cosines)
 
 
 def pair_inputs(
@@ -560,7 +564,9 @@ def stack(samples: Sequence[Kernels]) -> Kernels:
 
 def seed_numbers(seeds: int | Iterable[int]) -> Iterable[int]:
     """The first `seeds` numbers, or the seeds themselves."""
-    return range(seeds) if isinstance(seeds, int) else seeds
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str | bytes):
+        return seeds
+    return range(whole_number("seeds", seeds, 1))
 
 
 def known_solution(model: object) -> Solution | None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from skipless.core import measure as core
+from skipless.core.arguments import require_function
 from skipless.core.measure import TOLERANCE, Check, Kernels, Measurement
 from skipless.core.solution import Solution
 from skipless.core.trace import Axes
@@ -131,6 +132,7 @@ def measure(
     """
     place = input_index(args, argnum)
     inputs = jnp.asarray(args[place])
+    require_function("draw", draw)
     core.require_batch_of_pairs(inputs.shape)
     if draw is not None and seeds is not None:
         graph, samples = None, []

@@ -14,6 +14,7 @@ import numpy as np
 from keras import ops
 
 from skipless.core import measure as core
+from skipless.core.arguments import require_function
 from skipless.core.measure import TOLERANCE, Check, Kernels, Measurement
 from skipless.core.solution import Solution
 from skipless.core.trace import Axes
@@ -43,6 +44,7 @@ def measure(
     [('Input', 1.0, 0.25), ('Affine', 1.0, 0.25)]
     """
     reading = read(model, inputs)
+    require_function("draw", draw)
     core.require_batch_of_pairs(tuple(inputs.shape))
     replay = Replay(reading, example=inputs)
     draw = draw or partial(initialize_, **core.sigmas(core.known_solution(model)))

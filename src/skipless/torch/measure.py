@@ -22,6 +22,7 @@ from torch.export.graph_signature import InputKind
 from skipless._deprecated import renamed_arguments
 from skipless.core import measure as core
 from skipless.core.activations import Array
+from skipless.core.arguments import require_function
 from skipless.core.measure import TOLERANCE, Check, Kernels, Measurement, Probe
 from skipless.core.solution import Solution
 
@@ -150,6 +151,7 @@ def measure(
     [('Input', 1.0, 0.25), ('Affine', 1.0, 0.25)]
     """
     require_example(model, inputs)
+    require_function("draw", draw)
     core.require_batch_of_pairs(tuple(inputs.shape))
     network = model if seeds is None else copy.deepcopy(model)
     draw = draw or partial(initialize_, **core.sigmas(core.known_solution(model)))
