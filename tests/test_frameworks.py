@@ -13,6 +13,7 @@ from flax import nnx
 from torch import nn
 
 import skipless as sk
+from skipless.torch import ShapedActivation
 
 DEPTH, WIDTH = 13, 16
 
@@ -48,6 +49,31 @@ def test_one_verb_reads_models_of_every_framework() -> None:
     ]
     assert graphs[0] == graphs[1] == graphs[2]
     assert graphs[0].depth == DEPTH
+
+
+def test_the_solution_may_be_the_last_argument_of_check_as_in_each_framework() -> None:
+    solution = sk.solve(sk.Graph.chain(1))
+    model = nn.Sequential(nn.Linear(8, 8), ShapedActivation.from_solution(solution))
+    x = torch.zeros(2, 8)
+    named = sk.check(model, x, solution=solution, seeds=2)
+    assert sk.check(model, x, solution, seeds=2) == named
+    assert named.agrees
+
+
+def test_a_grey_image_that_several_layers_read_is_checked_with_opposite_pairs() -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(1, 16, 1), nn.Conv2d(1, 16, 1)
+            self.last = nn.Conv2d(16, 16, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.relu(self.a(x) + self.b(x)))
+
+    x = torch.zeros(2, 1, 4, 4)
+    found = sk.check(sk.convert(Towers(), x), x, seeds=3)
+    assert found.agrees, str(found)
+    assert {row.cosine for row in found.comparisons} == {-1.0}
 
 
 def test_a_module_of_jax_is_found_by_its_class() -> None:

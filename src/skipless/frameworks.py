@@ -85,8 +85,8 @@ def check(
     model: object,
     *example: object,
     solution: Solution | None = None,
-    cosines: Sequence[float] = (0.0,),
-    seeds: int | Iterable[int] = 20,
+    cosines: Sequence[float] | None = None,
+    seeds: int | Iterable[int] | None = 20,
     pairs: int = 8,
     **native: object,
 ) -> Check:
@@ -95,12 +95,16 @@ def check(
     Args:
         model: A converted model, or one whose activations are shaped by `solution`.
         example: An input of the model; for a JAX function, all of its arguments.
-        solution: What the activations were shaped by; a converted model knows it.
-        cosines: The cosine similarities of the pairs of inputs.
-        seeds: How many draws of the weights to average over, or their seeds.
+        solution: What the activations were shaped by, also as the last argument; a converted model
+            knows it.
+        cosines: The cosine similarities of the pairs of inputs, by default 0.
+        seeds: How many draws of the weights to average over, or their seeds; None measures the
+            weights as they are.
         pairs: How many pairs of inputs for each draw.
         native: Further arguments of the framework's own `check`, such as `tolerance`.
     """
+    if example and isinstance(last := example[-1], Solution):
+        solution, example = last, example[:-1]
     return _room(model, example).check(
         model, *example, solution=solution, cosines=cosines, seeds=seeds, pairs=pairs, **native
     )

@@ -112,7 +112,8 @@ class _Expected(NamedTuple):
     @classmethod
     def of(cls, q: Array, c: Array, noise: Noise) -> _Expected:
         of_q = (np.full(q.shape, number) for number in (noise.single, noise.q_shift))
-        of_c = (np.full(c.shape, number) for number in (noise.artanh_c, noise.artanh_c_shift))
+        variance = noise.artanh_c + float(_second_order(np.asarray(noise.c), noise.asymmetry))
+        of_c = (np.full(c.shape, number) for number in (variance, noise.artanh_c_shift))
         return cls(q, c, *of_q, *of_c)
 
 
@@ -146,9 +147,10 @@ class _ArrayMaps:
         middle = np.mean(log_q, axis=-1)
         new_q = q * np.exp(gain(log_q, np.zeros(()))) * (q > 0.0)
         new_c = np.clip(cosine(middle, angle), -1.0, 1.0)
-        of_q = (each(log_q, np.zeros(())) / n for each in noise[:2])
-        of_c = (each(middle, angle) / n for each in noise[2:])
-        return _Expected(new_q, new_c, *of_q, *of_c)
+        q_variance, q_shift = (each(log_q, np.zeros(())) / n for each in noise[:2])
+        variance, shift, asymmetry = (each(middle, angle) / n for each in noise[2:])
+        variance = variance + _second_order(new_c, asymmetry)
+        return _Expected(new_q, new_c, q_variance, q_shift, variance, shift)
 
     def _behind_parts(
         self, groups: Sequence[ChannelGroup], step: Transition, n: float
@@ -176,6 +178,16 @@ class _ArrayMaps:
         return _Expected.of(np.exp(log_q), np.clip(c, -1.0, 1.0), step.noise)
 
 
+def _second_order(c: Array, asymmetry: Array | float) -> Array:
+    r"""What is left of the variance of artanh c where opposite samples have none to first order.
+
+    $c \propto 1 / \sqrt{q_1 q_2}$ has the variance $c^2 v^2 / 2$ where $q_{1,2} \propto 1 \pm x$ for x
+    of variance v. A deviation twice as large covers what higher orders add in narrow layers.
+    """
+    rest = 1.0 - c**2
+    return np.where(rest < _ALIKE, 0.0, 2.0 * (c * asymmetry / np.maximum(rest, _ALIKE)) ** 2)
+
+
 def _mean_kernel(parts: Sequence[Array], cosines: Sequence[Array | float]) -> tuple[Array, Array]:
     """The q and c values of what has these q values in all, with these cosines."""
     q = np.asarray(sum(parts))
@@ -200,7 +212,9 @@ def _activation_tables(phi: Activation, measured: Sequence[Array]) -> list[_Tabl
     distinct = rows[:1] if phi.degree == 1.0 else rows
     grid: Array = np.array([[_at(phi, float(r), float(t)) for t in angles] for r in distinct])
     grid = np.broadcast_to(grid, (rows.size, *grid.shape[1:])).copy()
-    grid[:, [0, -1], 4:] = grid[:, [1, -2], 4:]  # alike samples have no artanh c
+    for end, beside in ((0, 1), (-1, -2)):
+        if np.all(1.0 - grid[:, end, 1] ** 2 < _ALIKE):  # alike samples have no artanh c
+            grid[:, end, 4:6] = grid[:, beside, 4:6]
     return [_interpolate(rows, angles, grid[:, :, column]) for column in range(grid.shape[2])]
 
 
@@ -210,7 +224,8 @@ def _at(phi: Activation, log_q: float, angle: float) -> list[float]:
     found = activation_response(phi, Point(q, math.cos(angle)))
     noise = Noise.of(found.covariance, found.shift, found.c)
     gain = math.log(max(found.q, _TINY) / q)
-    return [gain, found.c, noise.single, noise.q_shift, noise.artanh_c, noise.artanh_c_shift]
+    of_q, of_c = [noise.single, noise.q_shift], [noise.artanh_c, noise.artanh_c_shift]
+    return [gain, found.c, *of_q, *of_c, noise.asymmetry]
 
 
 def _interpolate(rows: Array, angles: Array, values: Array) -> _Table:

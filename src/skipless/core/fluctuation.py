@@ -142,8 +142,8 @@ def _cross_shift(z: Array, w: Array, a: Array, y: Array, v: Array, b: Array, c: 
 class Noise:
     """What finite width does at one node, for a given kernel before it, to log q and to artanh c.
 
-    `single` is the variance of log q of one sample, `q` that of the mean of two; `covariance` is
-    that of (log q₁, log q₂, c).
+    `covariance` is that of (log q₁, log q₂, c), and `single` the variance of log q of one sample.
+    `asymmetry` is that of ½ log (q₁ / q₂), which changes c to second order.
     """
 
     covariance: Array
@@ -165,8 +165,8 @@ class Noise:
         return float(self.covariance[0, 0])
 
     @property
-    def q(self) -> float:
-        return float(self.covariance[0, 0] + self.covariance[0, 1]) / 2.0
+    def asymmetry(self) -> float:
+        return float(self.covariance[0, 0] - self.covariance[0, 1]) / 2.0
 
     @property
     def artanh_c(self) -> float:

@@ -457,14 +457,15 @@ def _wanted_width(rows: Sequence[Comparison], replay: Replay[W]) -> int | None:
     ]
     if not widths:
         return None
-    factor = 0.0
+    typical, factor = float(np.median(widths)), 0.0
     for row in rows:
-        if row.measured.node == replay.graph.output:  # it is as wide as there are classes
+        size = replay.sizes.get(row.measured.node)
+        if size is None or 2 * size.channels < typical:  # a head is as wide as its task wants
             continue
         q, c = row.predicted.q_band, row.predicted.c_band
         needed = math.log(q.high / q.median) / math.log(1.5), (c.high - c.low) / 0.2
         factor = max(factor, *(number**2 for number in needed))
-    width = float(np.median(widths)) * factor
+    width = typical * factor
     digits = 10.0 ** max(0, math.floor(math.log10(max(width, 1.0))) - 1)
     return int(math.ceil(width / digits) * digits)
 
