@@ -319,7 +319,7 @@ def test_the_report_says_what_was_done(original) -> None:
         "bias added",
         "mu0                    0.2",
         "project",
-        "0.2000",
+        "0.200",
     ):
         assert words in said
 

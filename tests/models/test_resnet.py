@@ -37,7 +37,7 @@ def graph_of(name: str, shortcut_weight: float, width: float = 1 / 64) -> Graph:
 
 @pytest.mark.parametrize(
     ("L", "w"),
-    [(50, 0.0), (50, 0.5), (50, -0.9), (50, 1.0), (101, 0.0), (101, 0.8), (200, 0.8)],
+    [(50, 0.0), (50, 0.5), (50, 0.95), (101, 0.0), (101, 0.8), (200, 0.8)],
 )
 def test_curvature_of_bottlenecks_is_that_of_appendix_b5(L: int, w: float) -> None:
     graph = graph_of(f"resnet{L}", w)
@@ -96,7 +96,7 @@ def test_the_graph_of_a_rescaled_resnet_is_the_one_drawn_by_hand() -> None:
     ("name", "options"),
     [
         ("resnet18", {"shortcut_weight": 0.8, "width": 0.125, "stem": "imagenet"}),
-        ("wide_resnet16", {"shortcut_weight": -0.5, "width": 1, "norm": "layer"}),
+        ("wide_resnet16", {"shortcut_weight": 0.5, "width": 1, "norm": "layer"}),
         ("wide_resnet16", {"shortcut_weight": 0.0, "width": 0.5}),
     ],
 )

@@ -181,8 +181,8 @@ class _ArrayMaps:
 def _second_order(c: Array, asymmetry: Array | float) -> Array:
     r"""What is left of the variance of artanh c where opposite samples have none to first order.
 
-    $c \propto 1 / \sqrt{q_1 q_2}$ has the variance $c^2 v^2 / 2$ where $q_{1,2} \propto 1 \pm x$ for x
-    of variance v. A deviation twice as large covers what higher orders add in narrow layers.
+    Where $q_{1,2} \propto 1 \pm x$ for x of variance v, $c \propto 1 / \sqrt{q_1 q_2}$ has the
+    variance $c^2 v^2 / 2$. Twice the deviation covers what higher orders add in narrow layers.
     """
     rest = 1.0 - c**2
     return np.where(rest < _ALIKE, 0.0, 2.0 * (c * asymmetry / np.maximum(rest, _ALIKE)) ** 2)
