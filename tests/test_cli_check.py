@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from skipless import TAT, Graph, solve
 from skipless.cli import main
-from skipless.core.agreement import Surprise
+from skipless.core.surprise import Surprise
 
 FACTORIES = """
 import torch

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pytest
 
 from skipless import TAT, Graph, Solution, activation, solve
-from skipless.core.agreement import Surprise
 from skipless.core.bands import Interval, Prediction
 from skipless.core.graph import Affine, Input, Sum
 from skipless.core.measure import (
@@ -26,6 +25,7 @@ from skipless.core.measure import (
     pair_vectors,
 )
 from skipless.core.network import Point, Size
+from skipless.core.surprise import Surprise
 from skipless.core.trace import Axes, Notes, Reading, Step
 
 

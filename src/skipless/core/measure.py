@@ -19,7 +19,6 @@ from scipy.special import ndtri
 from skipless.tables import table
 
 from .activations import Array
-from .agreement import VECTORS, Surprise, median, surprises
 from .arguments import finite_number, whole_number
 from .bands import Distribution, FiniteWidth, Prediction, band_range
 from .graph import Affine, Concat, Graph, Sum
@@ -27,6 +26,7 @@ from .network import Point, Size
 from .predict import predict
 from .solution import Solution, require_solution
 from .summary import abbreviate, kind_of, layer_rows, number_range, row_name
+from .surprise import VECTORS, Surprise, median, surprises
 from .trace import Reading, Step
 
 TOLERANCE = 0.05  # up to here, a network is as good as infinitely wide
