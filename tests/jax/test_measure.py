@@ -122,7 +122,7 @@ def test_what_cannot_be_drawn_or_run_is_refused() -> None:
         measure(lambda w, x: x @ w, jax.ShapeDtypeStruct((4, 4), jnp.float32), x)
     with pytest.raises(ValueError, match="even number of samples"):
         measure(lambda w, x: x @ w, jnp.ones((4, 4)), x[:1])
-    with pytest.raises(ValueError, match="at least one cosine"):
+    with pytest.raises(TypeError, match="cosines must be a sequence of numbers"):
         check(lambda w, x: x @ w, jnp.ones((4, 4)), x, solution=solution, cosines=())
 
 
