@@ -8,6 +8,7 @@ layer or a move, an activation, a weighted sum.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from skipless.tables import table
@@ -52,11 +53,18 @@ class ConversionReport:
     method: Method
     solution: Solution
     graph: Graph
-    predicted: tuple[Point, ...]
     sizes: Mapping[int, Size]
     changes: tuple[Change, ...]
-    approximate: tuple[str, ...]
+    noted: tuple[str, ...]
     untouched: tuple[str, ...]
+
+    @cached_property
+    def predicted(self) -> tuple[Point, ...]:
+        return predict(self.graph, self.solution)
+
+    @cached_property
+    def approximate(self) -> tuple[str, ...]:
+        return (*self.noted, *approximations(self.graph))
 
     def __hash__(self) -> int:  # Flax hashes all that a model carries, and a Solution has none
         return hash(self.method)
@@ -158,10 +166,9 @@ class Plan(Generic[T]):
             self.method,
             self.solution,
             self.graph,
-            predict(self.graph, self.solution),
             self.reading.sizes,
             tuple(changes),
-            (*self.reading.notes.approximate, *approximations(self.graph)),
+            tuple(self.reading.notes.approximate),
             tuple(untouched),
         )
 

@@ -29,7 +29,6 @@ from skipless.core.activations import Activation
 from skipless.core.arguments import number, require_function
 from skipless.core.convert import Change, ConversionReport
 from skipless.core.graph import Graph, Nonlinearity, Sum, inputs_of
-from skipless.core.predict import approximations, predict
 from skipless.core.rescale import combine, normalise_sums, to_residual_form
 from skipless.core.solution import TAT, Method, Solution
 from skipless.core.solve import solve
@@ -376,9 +375,8 @@ def convert(
     replaced = f"activation replaced by {name}"
     places = {"normalisation removed": removed, replaced: held, "bias added": given}
     changes = tuple(Change(what, where) for what, names in places.items() for where in names)
-    predicted, rough = predict(graph, solution), tuple(approximations(graph))
     model.skipless_report = ConversionReport(  # pyright: ignore[reportAttributeAccessIssue]
-        method, solution, graph, predicted, reading.sizes, changes, rough, tuple(untouched)
+        method, solution, graph, reading.sizes, changes, (), tuple(untouched)
     )
     return model
 
