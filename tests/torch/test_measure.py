@@ -1,6 +1,7 @@
 """A real network has the kernel that it was given; what is measured is what hooks see."""
 
 import copy
+import itertools
 import math
 import pickle
 from dataclasses import replace
@@ -17,6 +18,7 @@ from skipless.torch import (
     PerLocationNormalization,
     ShapedActivation,
     check,
+    convert,
     initialize_,
     measure,
     pair_inputs,
@@ -306,6 +308,37 @@ def test_convolutional_networks_with_sums_and_concatenations_have_the_kernel(net
     found = check(model, torch.zeros(1, 3, 8, 8), solution, seeds=40)
     assert found.agrees, str(found)
     assert {"Sum", "Concat"} & {row.measured.kind for row in found.comparisons}
+
+
+def bottleneck() -> nn.Module:
+    """An autoencoder whose code is a single number, so that all pairs behind it are alike."""
+    pairs = itertools.pairwise([64, 32, 1, 32, 64])
+    return nn.Sequential(*(m for a, b in pairs for m in (nn.Linear(a, b), nn.ReLU())))[:-1]
+
+
+def multiplier() -> nn.Module:
+    """Two channels from each one, with nothing between the activations that mixes channels."""
+    conv = partial(nn.Conv2d, kernel_size=3, padding=1)
+    layers = [conv(3, 32), nn.ReLU(), conv(32, 32, groups=32), nn.ReLU(), conv(32, 32), nn.ReLU()]
+    return nn.Sequential(*layers, conv(32, 64, groups=32), nn.ReLU(), nn.Conv2d(64, 10, 1))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "method", "activation", "distribution"),
+    [
+        (bottleneck(), (64,), DKS(zeta=1.5), "tanh", "orthogonal"),
+        (bottleneck(), (64,), TAT(eta=0.6), "leaky_relu", "gaussian"),
+        (multiplier(), (3, 8, 8), EOC(), "relu", "orthogonal"),  # plain ReLUs: half of them die
+    ],
+)
+def test_networks_with_few_or_dead_or_unmixed_channels_agree(
+    model: nn.Module, shape: tuple[int, ...], method, activation: str, distribution
+) -> None:
+    converted = convert(model, torch.zeros(2, *shape), method, activation=activation)
+    assert "nan" not in str(converted.skipless_report)
+    for seeds in (range(5, 10), range(10, 15)):
+        example = torch.zeros(2, *shape)
+        check(converted, example, seeds=seeds, distribution=distribution).assert_ok()
 
 
 def test_a_network_that_normalises_its_inputs_is_checked_from_behind_that() -> None:

@@ -146,9 +146,10 @@ class FiniteWidth:
         """
         node = self.graph.nodes[index]
         read = self.sizes.get(node.input) if isinstance(node, Nonlinearity) else None
-        if read is not None and read.groups > 1 and 1 < read.fan_in < _SMALL_GROUP:
-            return True
         rule = self.rules.get(index)
+        least = 1 if rule is None else 2  # a rule knows what single channels become
+        if read is not None and read.groups > 1 and least <= read.fan_in < _SMALL_GROUP:
+            return True
         composed = isinstance(rule, GroupRule) and any(
             g.function is not self.phi for g in rule.groups
         )
@@ -208,8 +209,11 @@ class FiniteWidth:
         return self._respond(self.phi, Point(float(f"{at.q:.7g}"), round(at.c, 7)))
 
     def _groups(self, rule: GroupRule, points: Mapping[int, Point], n: float) -> Transition:
-        known = [(g, points[g.source]) for g in rule.groups if g.function is not None]
-        parts = [(g.share, g.source, at, self._respond(g.function, at)) for g, at in known]
+        parts: list[tuple[float, int, Point, Response]] = []
+        for group in rule.groups:
+            function, at = group.function, points[group.source]
+            if function and rule.maps.point(function, at).q:  # plain ReLUs may be dead
+                parts.append((group.share, group.source, at, self._respond(function, at)))
         return _activate(parts, n)
 
     def _own(self, index: int, node: Affine, points: Mapping[int, Point], n: float) -> list[Array]:

@@ -30,6 +30,7 @@ _LEAST_C = 2e-3
 VECTORS = 256  # of random numbers that measure the gain of a layer, at least
 _MOST = 37.0  # standard deviations that a p value can express
 _ALIKE = 1e-4  # 1 - c² below which c itself is compared
+_FAR = 0.9999  # of a typical cosine: where the median pair is alike, others need not be
 _TINY = 1e-300
 _FEW = 4  # channels that a cosine needs to have a variance of 1 / n
 
@@ -62,7 +63,7 @@ def surprises(
     live = sorted(finite.graph.live)
     values = {index: (q[:, row], c[:, row]) for row, index in enumerate(live)}
     typical = {
-        index: Point(median(own_q), float(np.nan_to_num(median(own_c))))
+        index: Point(median(own_q), float(np.clip(np.nan_to_num(median(own_c)), -_FAR, _FAR)))
         for index, (own_q, own_c) in values.items()
     }
     maps = _ArrayMaps(finite, values)
@@ -99,7 +100,8 @@ def median(values: Array) -> float:
 class _Expected(NamedTuple):
     """What a node makes of the kernels before it: q and c to lowest order, and what width adds.
 
-    The last four are variance and shift of log q, for each sample, and of artanh c, for each pair.
+    The next four are variance and shift of log q, for each sample, and of artanh c, for each pair.
+    `c_error` is how far c may be off because a pair has different q values.
     """
 
     q: Array
@@ -108,13 +110,14 @@ class _Expected(NamedTuple):
     q_shift: Array
     c_variance: Array
     c_shift: Array
+    c_error: float = 0.0
 
     @classmethod
     def of(cls, q: Array, c: Array, noise: Noise) -> _Expected:
-        of_q = (np.full(q.shape, number) for number in (noise.single, noise.q_shift))
+        q_variance, q_shift = (np.full(q.shape, each) for each in (noise.single, noise.q_shift))
         variance = noise.artanh_c + float(_second_order(np.asarray(noise.c), noise.asymmetry))
-        of_c = (np.full(c.shape, number) for number in (variance, noise.artanh_c_shift))
-        return cls(q, c, *of_q, *of_c)
+        c_variance, c_shift = (np.full(c.shape, each) for each in (variance, noise.artanh_c_shift))
+        return cls(q, c, q_variance, q_shift, c_variance, c_shift)
 
 
 class _ArrayMaps:
@@ -149,8 +152,13 @@ class _ArrayMaps:
         new_c = np.clip(cosine(middle, angle), -1.0, 1.0)
         q_variance, q_shift = (each(log_q, np.zeros(())) / n for each in noise[:2])
         variance, shift, asymmetry = (each(middle, angle) / n for each in noise[2:])
+        # Where a variance falls to zero, its spline may fall below.
+        q_variance, variance = np.maximum(q_variance, 0.0), np.maximum(variance, 0.0)
         variance = variance + _second_order(new_c, asymmetry)
-        return _Expected(new_q, new_c, q_variance, q_shift, variance, shift)
+        # The table is for pairs of equal q, which only the cosines of rectifiers do not depend on.
+        known = np.all((q > 0.0) & np.isfinite(q), axis=-1) & (self.finite.phi.degree != 1.0)
+        error = float(np.mean(np.diff(log_q[known]) ** 2)) / 4.0 if known.any() else 0.0
+        return _Expected(new_q, new_c, q_variance, q_shift, variance, shift, error)
 
     def _behind_parts(
         self, groups: Sequence[ChannelGroup], step: Transition, n: float
@@ -165,7 +173,10 @@ class _ArrayMaps:
         amounts = [part / q for part in parts]
         variance = sum(a * a * each.q_variance for a, each in zip(amounts, found, strict=True))
         shift = sum(a * each.q_shift for a, each in zip(amounts, found, strict=True))
-        return _Expected.of(q, c, step.noise)._replace(q_variance=variance, q_shift=shift)
+        error = max(each.c_error for each in found)
+        return _Expected.of(q, c, step.noise)._replace(
+            q_variance=variance, q_shift=shift, c_error=error
+        )
 
     def _near(self, step: Transition, typical: Mapping[int, Point]) -> _Expected:
         """To first order around the typical kernel."""
@@ -273,13 +284,13 @@ def _cosine_surprise(expected: _Expected, measured: Array, least: float) -> floa
         for each in (expected.c, measured, expected.c_variance, expected.c_shift)
     ]
     before, after, variances, shifts = means
-    rest = 1.0 - float(np.mean(before)) ** 2
-    if rest < _ALIKE:
+    least += expected.c_error
+    if 1.0 - float(np.mean(before)) ** 2 < _ALIKE:
         off = float(np.mean(after - before))
         return 0.0 if abs(off) <= least else math.copysign(_MOST, off)
     far = 1.0 - 1e-7
     z, expected_z = (np.arctanh(np.clip(mean, -far, far)) for mean in (after, before))
     off = float((z - expected_z - shifts).mean())
     error = math.sqrt(float(np.sum(variances))) / after.size
-    size = max(abs(off) - least / rest, 0.0)
+    size = max(abs(off) - float(np.mean(least / np.maximum(1.0 - before**2, 1.0 - far))), 0.0)
     return math.copysign(min(size / error if error > 1e-9 else _MOST * (size > 0.0), _MOST), off)
