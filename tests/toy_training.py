@@ -20,6 +20,7 @@ class Toy:
     images: Tensor
     labels: Tensor
     slow: bool = False
+    draws: int = 3
 
     def __len__(self) -> int:
         return len(self.images)

@@ -25,6 +25,7 @@ class Numbers:
 
     size: int
     slow = False
+    draws = 3
 
     def __len__(self) -> int:
         return self.size
@@ -166,7 +167,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Data:
             image = Image.fromarray(rng.integers(0, 256, (20, 26, 3), dtype=np.uint8))
             image.save(folder / part / "some" / f"{i:02}.jpg")
     (folder / "train" / "some" / "23.jpg").write_bytes(b"nonsense")
-    return load_data(f"imagefolder:{folder}", image_size=14)
+    return load_data(f"imagefolder:{folder}", image_size=14, crop="inception")
 
 
 def test_workers_deliver_what_one_process_does_and_leave_nothing_behind(

@@ -16,7 +16,6 @@ from skipless.train.arrays import (
     ArraySplit,
     _splits,
     channel_statistics,
-    shift_and_flip,
 )
 from skipless.train.data import data_names, load_data
 
@@ -24,34 +23,6 @@ from skipless.train.data import data_names, load_data
 def pixels(*shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-
-
-def one_by_one(images: Tensor, draws: Tensor, pad: int, flip: bool) -> np.ndarray:
-    """Crops and mirrors by numpy, an image and a choice at a time."""
-    done = []
-    for image, (row, column, mirror) in zip(images.numpy(), draws.tolist(), strict=True):
-        padded = np.pad(image, ((0, 0), (pad, pad), (pad, pad)))
-        top, left = int(row * (2 * pad + 1)), int(column * (2 * pad + 1))
-        window = padded[:, top : top + image.shape[1], left : left + image.shape[2]]
-        done.append(np.flip(window, axis=2) if flip and mirror < 0.5 else window)
-    return np.stack(done)
-
-
-@pytest.mark.parametrize("flip", [True, False])
-@pytest.mark.parametrize("pad", [0, 1, 4])
-def test_a_batch_is_cropped_and_mirrored_as_its_images_are_one_by_one(pad: int, flip: bool) -> None:
-    images = pixels(200, 3, 9, 7)
-    draws = torch.rand(200, 3, generator=torch.Generator().manual_seed(1))
-    ours = shift_and_flip(images, draws, pad, flip)
-    assert np.array_equal(ours.numpy(), one_by_one(images, draws, pad, flip))
-
-
-def test_chances_at_their_limits_stay_within_the_image() -> None:
-    images = pixels(2, 1, 5, 5)
-    largest = torch.tensor(1.0).nextafter(torch.tensor(0.0)).item()
-    draws = torch.tensor([[0.0, 0.0, 0.0], [largest, largest, largest]])
-    ours = shift_and_flip(images, draws, 4, True)
-    assert np.array_equal(ours.numpy(), one_by_one(images, draws, 4, True))
 
 
 def test_statistics_are_those_of_numpy_over_more_images_than_one_piece() -> None:

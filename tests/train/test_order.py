@@ -20,6 +20,7 @@ class Classes:
 
     counts: Sequence[int]
     slow: bool = False
+    draws: int = 3
     labels: Tensor = field(init=False)
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 from skipless.files import read_document
 from skipless.optim.settings import KFACSettings
 from skipless.record import RUN
-from skipless.train.settings import Settings, option
+from skipless.train.settings import CropName, Settings, option
 
 if TYPE_CHECKING:
     from skipless.core.solution import Method
@@ -140,6 +140,10 @@ class DataOptions:
     validation_size: int | None = option(None, "Validate on a fixed random subset of this size.")
     augment: bool | None = option(
         None, "Crop and flip images at random.  [default: as usual for the data]"
+    )
+    crop: CropName = option(  # noqa: RUF009 - a field
+        "window",
+        "How they are cropped: a window of the image, or Inception's boxes of any size and shape.",
     )
     normalize: Literal["sample", "location", "dataset"] = option(
         "sample", "Scale inputs to q = 1 per sample, or per location (adds a channel), or not."

@@ -155,6 +155,7 @@ def load_images(options: DataOptions) -> Data:
         folder=None if folder is None else user_path(folder),
         image_size=options.image_size,
         augment=options.augment,
+        crop=options.crop,
         train_size=options.train_size,
         validation_size=options.validation_size,
     )

@@ -24,6 +24,9 @@ from torch.nn import functional as F
 from skipless._install import not_installed
 from skipless.files import read_bytes, user_path
 
+from .crops import DRAWS, resize_boxes, shift_and_flip
+from .settings import CropName
+
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
 Labelled = tuple[Bytes, NDArray[np.int64]]
@@ -49,8 +52,13 @@ class ArraySplit:
     std: Tensor
     pad: int = 0  # by which images are shifted each way at most, over black
     flip: bool = False  # whether half of them are mirrored
+    crop: CropName = "window"  # or boxes of Inception instead of shifts
     slow = False
     num_classes = 10
+
+    @property
+    def draws(self) -> int:
+        return DRAWS[self.crop]
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -64,7 +72,9 @@ class ArraySplit:
         """Standardised images, augmented according to `draws`, and their labels."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         images = self.images[chosen]
-        if draws is not None and (self.pad or self.flip):
+        if draws is not None and self.crop == "inception":
+            images = resize_boxes(images, draws, self.flip)
+        elif draws is not None and (self.pad or self.flip):
             images = shift_and_flip(images, draws, self.pad, self.flip)
         images = images.float().sub_(self.mean[:, None, None]).div_(self.std[:, None, None])
         return images, self.labels[chosen]
@@ -73,16 +83,18 @@ class ArraySplit:
 Splits = tuple[ArraySplit, ArraySplit]  # for training and validation
 
 
-def digits(augment: bool | None, size: int | None) -> Splits:
+def digits(augment: bool | None, size: int | None, crop: CropName = "window") -> Splits:
     """1,437 training and 360 validation images of 8 x 8 handwritten digits, from scikit-learn."""
     images, labels = _read_digits()
     order = np.array(DIGITS_ORDER.read_text(encoding="ascii").split(), dtype=np.int64)
     train, validation = ((images[i], labels[i]) for i in np.split(order, [DIGITS_TRAIN]))
     # A mirrored digit is no digit.
-    return _splits(train, validation, pad=1 if augment else 0, flip=False, size=size)
+    return _splits(train, validation, 1 if augment else 0, False, size, crop)
 
 
-def fashion_mnist(folder: Path | None, augment: bool | None, size: int | None) -> Splits:
+def fashion_mnist(
+    folder: Path | None, augment: bool | None, size: int | None, crop: CropName = "window"
+) -> Splits:
     """60,000 training and 10,000 validation images of 28 x 28 pieces of clothing."""
     arrays = FASHION_MNIST.read(folder, read_idx)
     parts: list[Labelled] = []
@@ -96,57 +108,38 @@ def fashion_mnist(folder: Path | None, augment: bool | None, size: int | None) -
                 f"from 0 to 9. Repair them: {FASHION_MNIST.command(folder)}"
             )
         parts.append((images[:, None], labels.astype(np.int64)))
-    return _splits(*parts, pad=4 if augment else 0, flip=bool(augment), size=size)
+    train, test = parts
+    return _splits(train, test, 4 if augment else 0, bool(augment), size, crop)
 
 
-def cifar10(folder: Path | None, augment: bool | None, size: int | None = None) -> Splits:
+def cifar10(
+    folder: Path | None,
+    augment: bool | None,
+    size: int | None = None,
+    crop: CropName = "window",
+) -> Splits:
     """50,000 training and 10,000 validation images of 32 x 32 in colour; augmented by default."""
     *batches, validation = CIFAR10.read(folder, read_cifar10)
     images, labels = map(np.concatenate, zip(*batches, strict=True))
     flip = augment is not False
-    return _splits((images, labels), validation, pad=4 if flip else 0, flip=flip, size=size)
+    return _splits((images, labels), validation, 4 if flip else 0, flip, size, crop)
 
 
 def _splits(
-    train: Labelled, validation: Labelled, *, pad: int, flip: bool, size: int | None
+    train: Labelled,
+    validation: Labelled,
+    pad: int,
+    flip: bool,
+    size: int | None,
+    crop: CropName = "window",
 ) -> Splits:
     images, labels, held_out, held_out_labels = map(torch.from_numpy, (*train, *validation))
     if size is not None:
         pad = round(pad * size / images.shape[-1])
         images, held_out = downscale(images, size), downscale(held_out, size)
     statistics = channel_statistics(images)
-    training = ArraySplit(images, labels, *statistics, pad, flip)
+    training = ArraySplit(images, labels, *statistics, pad, flip, crop)
     return training, ArraySplit(held_out, held_out_labels, *statistics)
-
-
-def shift_and_flip(images: Tensor, draws: Tensor, pad: int, flip: bool) -> Tensor:
-    """Windows of `images` padded by `pad` zeros on every side, of the images' own size.
-
-    The columns of `draws` give the window's first row, its first column, and whether it is
-    mirrored.
-
-    >>> image = torch.tensor([[[[1, 2], [3, 4]]]])
-    >>> shift_and_flip(image, torch.tensor([[0.5, 0.5, 0.0]]), pad=1, flip=True).tolist()
-    [[[[2, 1], [4, 3]]]]
-    >>> shift_and_flip(image, torch.tensor([[0.0, 0.0, 0.9]]), pad=1, flip=True).tolist()
-    [[[[0, 0], [0, 1]]]]
-    """
-    n, channels, height, width = images.shape
-    top, left = crop_offset(draws[:, :2], 2 * pad).unbind(1)
-    rows = top[:, None] + torch.arange(height)
-    columns = left[:, None] + torch.arange(width)
-    if flip:
-        columns = torch.where(draws[:, 2:] < 0.5, columns.flip(1), columns)
-    padded_width = width + 2 * pad
-    pixels = (rows[:, :, None] * padded_width + columns[:, None, :]).view(n, 1, height * width)
-    padded = F.pad(images, (pad, pad, pad, pad)).flatten(2)
-    return padded.gather(2, pixels.expand(n, channels, -1)).view_as(images)
-
-
-def crop_offset(draws: Tensor, margin: int | Tensor) -> Tensor:
-    """Integers from 0 to `margin`, all equally likely, from uniform numbers in [0, 1)."""
-    # In double precision the product of a float32 below 1 stays below margin + 1.
-    return (draws.double() * (margin + 1)).long()
 
 
 def downscale(images: Tensor, size: int) -> Tensor:

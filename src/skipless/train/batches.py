@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from .data import AUGMENT_DRAWS, Split
+from .data import Split
 from .process import exit_with_parent
 
 Batch = tuple[Tensor, Tensor]
@@ -126,7 +126,7 @@ class Batches:
         else:
             labels = torch.as_tensor(self.split.labels)
             order = order_by_classes(labels, self.batch_size, self.classes_per_batch, generator)
-        draws = torch.rand(len(self.split), AUGMENT_DRAWS, generator=generator)
+        draws = torch.rand(len(self.split), self.split.draws, generator=generator)
         for step in range(first_step, self.steps):
             for part in range(self.accumulate):
                 start = step * self.batch_size + (part * self.world + self.rank) * self._part_size

@@ -27,9 +27,10 @@ from torch import Tensor
 from skipless.files import user_path
 
 from .arrays import cifar10, digits, fashion_mnist
+from .crops import DRAWS
 from .images import DEFAULT_SIZE, hugging_face, image_folder, parquet
+from .settings import CropName
 
-AUGMENT_DRAWS = 3  # uniform numbers that augment a sample: row, column, mirror
 _NOISE_POSITIONS = 2**20
 _MOST_PIXELS, _MOST_SIZE = 2**26, 2**13  # of an image, of its sides
 _PATTERN_SCALE = 0.5  # of the class's own pattern in each of its images; the rest is noise
@@ -42,6 +43,9 @@ class Split(Protocol):
     def slow(self) -> bool: ...  # enough for worker processes to help
 
     @property
+    def draws(self) -> int: ...  # how many numbers augment a sample
+
+    @property
     def labels(self) -> Tensor | NDArray[np.int64]: ...  # of all samples, without loading any
 
     def __len__(self) -> int: ...
@@ -49,7 +53,7 @@ class Split(Protocol):
     def load(self, indices: Sequence[int], draws: Tensor | None) -> tuple[Tensor, Tensor]:
         """Images, float32 (n, channels, height, width), standardised, and labels, int64 (n,).
 
-        `draws` (n, AUGMENT_DRAWS) are uniform numbers in [0, 1) that decide on crops and mirrors;
+        `draws`, so many for each, are uniform numbers in [0, 1) that decide on crops and mirrors;
         without them nothing is augmented.
         """
         ...
@@ -78,6 +82,10 @@ class Subset:
         return self.whole.slow
 
     @property
+    def draws(self) -> int:
+        return self.whole.draws
+
+    @property
     def labels(self) -> Tensor:
         return torch.as_tensor(self.whole.labels)[self.indices]
 
@@ -100,6 +108,7 @@ def load_data(
     folder: Path | None = None,
     image_size: int | None = None,
     augment: bool | None = None,
+    crop: CropName = "window",
     train_size: int | None = None,
     validation_size: int | None = None,
 ) -> Data:
@@ -113,6 +122,7 @@ def load_data(
             sets are averaged down to it.
         augment: Whether training images are shifted and mirrored; by default those of CIFAR-10
             and image files are.
+        crop: How they are cropped then: "inception" also turns `augment` on.
         train_size: Keep only so many training samples, always the same ones.
         validation_size: The same for validation.
 
@@ -122,21 +132,27 @@ def load_data(
     """
     kind, _, rest = name.partition(":")
     _require_known(name, kind, rest)
+    if crop == "inception":
+        if augment is False:
+            raise ValueError(
+                "crop inception augments images, but augment is off. Drop one of them."
+            )
+        augment = True
     _require_applicable(name, kind, folder, image_size, augment)
     size = image_size or DEFAULT_SIZE
     match kind:
         case "digits":
-            train, validation = digits(augment, image_size)
+            train, validation = digits(augment, image_size, crop)
         case "fashion-mnist":
-            train, validation = fashion_mnist(folder, augment, image_size)
+            train, validation = fashion_mnist(folder, augment, image_size, crop)
         case "cifar10":
-            train, validation = cifar10(folder, augment, image_size)
+            train, validation = cifar10(folder, augment, image_size, crop)
         case "imagefolder":
-            train, validation = image_folder(user_path(rest), size, augment)
+            train, validation = image_folder(user_path(rest), size, augment, crop)
         case "parquet":
-            train, validation = parquet(user_path(rest), size, augment)
+            train, validation = parquet(user_path(rest), size, augment, crop)
         case "hf":
-            train, validation = hugging_face(rest, size, augment)
+            train, validation = hugging_face(rest, size, augment, crop)
         case _:
             train, validation = synthetic(rest)
     train_part = _subset(train, train_size, f"train_size of {name}")
@@ -168,7 +184,7 @@ def _require_applicable(
     if image_size is not None:
         require_image_size(image_size)
     if augment and kind == "synthetic":
-        raise ValueError("Synthetic images are random already. Leave augment out.")
+        raise ValueError("Synthetic images are random already. Leave augment and crop out.")
 
 
 def require_image_size(size: int) -> None:
@@ -202,6 +218,7 @@ class SyntheticSplit:
     patterns: Tensor = field(repr=False)
     noise: Tensor = field(repr=False)
     slow = False
+    draws = DRAWS["window"]
 
     def __len__(self) -> int:
         return self.size

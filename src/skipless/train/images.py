@@ -1,8 +1,8 @@
 """Image files, Parquet files and Hugging Face data sets, decoded and cropped on demand.
 
 As in the paper ("a random crop of size 224 x 224 to each image, and a random horizontal flip"), a
-training image is scaled so that its shorter side is 256, and a window of 224 x 224 is taken from
-anywhere in it; for validation, from its centre. Other sizes keep the proportion 256 : 224.
+training image is cropped and mirrored at random (see `crops`). For validation it is scaled so that
+its shorter side is 256, and its centre of 224 x 224 is taken; other sizes keep that proportion.
 
 Parquet can only be read a hundred images or more at a time, but training reads them in random
 order: Hugging Face's `datasets` converts the files once to others that can be mapped into memory.
@@ -27,14 +27,13 @@ from torch import Tensor
 from skipless._install import not_installed
 from skipless.files import leads_out, open_regular
 
-from .arrays import crop_offset
+from .crops import DRAWS, crop_image
+from .settings import CropName
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
-    from PIL.Image import Image
 
 DEFAULT_SIZE = 224
-_SHORTER_SIDE = 256 / 224  # of the scaled image, relative to the window
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 # Pillow opens others too, whatever the name says, and reads PostScript by running Ghostscript.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "PPM", "TIFF")
@@ -55,9 +54,14 @@ class ImageSplit:
     labels: NDArray[np.int64]
     size: int = DEFAULT_SIZE
     augment: bool = False
+    crop: CropName = "window"
     slow = True
     mean = torch.from_numpy(_MEAN).flatten()  # subtracted from each channel, in bytes
     std = torch.from_numpy(_STD).flatten()  # divides each channel
+
+    @property
+    def draws(self) -> int:
+        return DRAWS[self.crop]
 
     @property
     def num_classes(self) -> int:
@@ -91,35 +95,12 @@ class ImageSplit:
             with file, Image.open(file, formats=_FORMATS) as image:
                 if image.width * image.height > _MOST_PIXELS:
                     raise ValueError(f"it has more than {_MOST_PIXELS:,} pixels")
-                pixels = np.asarray(crop(image, self.size, draws))
+                pixels = np.asarray(crop_image(image, self.size, draws, self.crop))
         except Exception as error:  # Pillow's own, and whatever its readers raise on damaged bytes
             raise ValueError(
                 f"{name} cannot be read as an image: {error}. Replace it, or delete it."
             ) from None
         return pixels if draws is None or draws[2] >= 0.5 else pixels[:, ::-1]
-
-
-def crop(image: Image, size: int, draws: Tensor | None) -> Image:
-    """A window of `size` x `size` of the image scaled so that its shorter side is 256/224 `size`.
-
-    The first two of `draws`, in [0, 1), place the window; without them it is centred.
-    """
-    from PIL.Image import Resampling
-
-    shorter = round(size * _SHORTER_SIDE)
-    wide, high = (shorter * side // min(image.size) for side in image.size)
-    if draws is None:
-        left, top = (wide - size) // 2, (high - size) // 2
-    else:
-        top, left = crop_offset(draws[:2], torch.tensor([high - size, wide - size])).tolist()
-    # A JPEG four times as large or more is decoded at half its size or less, which is much
-    # faster. Twice the needed size keeps the result close to that of the whole image.
-    image.draft(None, (2 * wide, 2 * high))
-    image = image.convert("RGB")
-    # Scaling only the window gives the same pixels as cropping the scaled image.
-    x, y = image.width / wide, image.height / high
-    right, bottom = min((left + size) * x, image.width), min((top + size) * y, image.height)
-    return image.resize((size, size), Resampling.BILINEAR, (left * x, top * y, right, bottom))
 
 
 @dataclass(frozen=True)
@@ -135,7 +116,9 @@ class ImageFiles:
         return str(path), path
 
 
-def image_folder(path: Path, size: int, augment: bool | None) -> tuple[ImageSplit, ImageSplit]:
+def image_folder(
+    path: Path, size: int, augment: bool | None, crop: CropName = "window"
+) -> tuple[ImageSplit, ImageSplit]:
     """Training and validation split of PATH/train/CLASS/* and PATH/val/CLASS/*, classes by name."""
     _require_pillow()
     train, held_out = path / "train", path / "val"
@@ -157,12 +140,12 @@ def image_folder(path: Path, size: int, augment: bool | None) -> tuple[ImageSpli
             f"{held_out / unknown[0]} is a class that {train} does not have. Add it there, or "
             "delete the folder."
         )
-    training = _folder_split(path, train, classes, size, augment is not False)
-    return training, _folder_split(path, held_out, classes, size, False)
+    training = _folder_split(path, train, classes, size, augment is not False, crop)
+    return training, _folder_split(path, held_out, classes, size, False, crop)
 
 
 def _folder_split(
-    top: Path, folder: Path, classes: list[str], size: int, augment: bool
+    top: Path, folder: Path, classes: list[str], size: int, augment: bool, crop: CropName
 ) -> ImageSplit:
     real = Path(os.path.realpath(top))
     found = ((folder / name, {str(real)}) for name in classes)
@@ -175,7 +158,7 @@ def _folder_split(
         )
     names = tuple(os.path.relpath(file, folder) for own in files for file in own)
     labels = np.repeat(np.arange(len(classes)), [len(own) for own in files])
-    return ImageSplit(ImageFiles(folder, names), labels, size, augment)
+    return ImageSplit(ImageFiles(folder, names), labels, size, augment, crop)
 
 
 def _images_under(folder: Path, top: Path, above: set[str]) -> Iterator[str]:
@@ -228,7 +211,9 @@ class TableRows:
         return f"{self.title}, row {index},", file
 
 
-def parquet(path: Path, size: int, augment: bool | None) -> tuple[ImageSplit, ImageSplit]:
+def parquet(
+    path: Path, size: int, augment: bool | None, crop: CropName = "window"
+) -> tuple[ImageSplit, ImageSplit]:
     """Training and validation split of train-*.parquet and validation-*.parquet, or under data/."""
     files = {}
     for part, names in (("train", ("train",)), ("validation", _HELD_OUT)):
@@ -243,7 +228,7 @@ def parquet(path: Path, size: int, augment: bool | None) -> tuple[ImageSplit, Im
                 "train-00000-of-00294.parquet and validation-00000-of-00014.parquet."
             )
     load = partial(_load_parquet, files)
-    return _table_splits(load, f"The Parquet files in {path}", str(path), size, augment)
+    return _table_splits(load, f"The Parquet files in {path}", str(path), size, augment, crop)
 
 
 def _load_parquet(files: dict[str, list[str]]) -> object:
@@ -261,16 +246,23 @@ def _load_parquet(files: dict[str, list[str]]) -> object:
     return library.load_dataset("parquet", data_files=files)
 
 
-def hugging_face(name: str, size: int, augment: bool | None) -> tuple[ImageSplit, ImageSplit]:
+def hugging_face(
+    name: str, size: int, augment: bool | None, crop: CropName = "window"
+) -> tuple[ImageSplit, ImageSplit]:
     """Training and validation split of a data set on the hub, in a folder, or saved to disk."""
     library = _require_datasets()
     saved = Path(name, "dataset_dict.json").is_file()
     load = library.load_from_disk if saved else library.load_dataset
-    return _table_splits(partial(load, name), f"The data set {name!r}", name, size, augment)
+    return _table_splits(partial(load, name), f"The data set {name!r}", name, size, augment, crop)
 
 
 def _table_splits(
-    load: Callable[[], object], what: str, title: str, size: int, augment: bool | None
+    load: Callable[[], object],
+    what: str,
+    title: str,
+    size: int,
+    augment: bool | None,
+    crop: CropName,
 ) -> tuple[ImageSplit, ImageSplit]:
     # They log what they raise; the hub warns at each of its retries.
     loggers = [logging.getLogger(library) for library in ("datasets", "huggingface_hub")]
@@ -295,8 +287,8 @@ def _table_splits(
             f"{title} has the splits {', '.join(map(str, tables)) or 'none'}; training needs "
             f"train and one of {', '.join(_HELD_OUT)}. Choose another data set."
         )
-    train = _table_split(tables["train"], f"{title}, train", size, augment is not False)
-    validation = _table_split(tables[held_out], f"{title}, {held_out}", size, False)
+    train = _table_split(tables["train"], f"{title}, train", size, augment is not False, crop)
+    validation = _table_split(tables[held_out], f"{title}, {held_out}", size, False, crop)
     if validation.num_classes > train.num_classes:
         raise ValueError(
             f"{title} has the label {validation.num_classes - 1} in {held_out}, but no more than "
@@ -305,7 +297,9 @@ def _table_splits(
     return train, validation
 
 
-def _table_split(table: Dataset, title: str, size: int, augment: bool) -> ImageSplit:
+def _table_split(
+    table: Dataset, title: str, size: int, augment: bool, crop: CropName
+) -> ImageSplit:
     from datasets import Image
 
     columns = table.column_names
@@ -332,7 +326,7 @@ def _table_split(table: Dataset, title: str, size: int, augment: bool) -> ImageS
             f"{title} has no images in its column {image!r} ({' '.join(str(error).split())[:200]})."
             " Choose another."
         ) from None
-    return ImageSplit(TableRows(undecoded, image, title), labels, size, augment)
+    return ImageSplit(TableRows(undecoded, image, title), labels, size, augment, crop)
 
 
 def _require_datasets():

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 ScheduleName = Literal["step", "cosine", "constant"]
 Precision = Literal["float32", "bfloat16"]
+CropName = Literal["window", "inception"]
 
 DEFAULT_MARKS = (4 / 9, 7 / 9)  # of the paper (appendix D)
 _USUAL_RATIO = 0.02
