@@ -30,7 +30,7 @@ from .fluctuation import (
     persistence,
     to_logarithms,
 )
-from .graph import Affine, Concat, Graph, Input, Nonlinearity, Sum, inputs_of
+from .graph import Affine, Concat, Graph, Input, Measured, Nonlinearity, Sum, inputs_of
 from .network import Point, Size
 from .rescale import combine
 from .rules import GroupRule, PartRule, find_rules
@@ -181,7 +181,7 @@ class FiniteWidth:
             case Concat(inputs, widths):
                 channels = sum(widths)
                 return [(i, width / channels) for i, width in zip(inputs, widths, strict=True)]
-            case Input() | Nonlinearity():
+            case Input() | Nonlinearity() | Measured():
                 raise AssertionError("it has no terms")
             case _:
                 assert_never(node)
@@ -195,6 +195,8 @@ class FiniteWidth:
         if isinstance(node, Nonlinearity):
             at = points[node.input]
             return _activate([(1.0, node.input, at, self._response(at))], n)
+        if isinstance(node, Measured):
+            return _through(node, points[node.input])
         terms = [
             _Term(scale, 1.0, None)
             if source is None
@@ -268,7 +270,8 @@ class FiniteWidth:
             covariances[index, index] = own
             medians[index] = median
             bands = _bands(median, covariances[index, index] + shared.covariance(index))
-            found[index] = Prediction(points[index].q, points[index].c, *bands)
+            known = points[index]
+            found[index] = Prediction(known.q, known.c, *bands, basis=known.basis)
             needed.add(index)
             for done in [i for i in needed if last.get(i, -1) <= index]:
                 needed.discard(done)
@@ -373,6 +376,15 @@ class _SharedNoise:
 
     def forget(self, index: int) -> None:
         self._sensitivity.pop(index, None)
+
+
+def _through(part: Measured, at: Point) -> Transition:
+    """What a measured part makes of a kernel, with the fluctuation of its own q values."""
+    curve = part.curve
+    c = curve(at.c)
+    jacobian = np.diag([curve.degree, curve.degree, curve.slope_at(at.c)])
+    noise = Noise.of(0.5 * curve.spread * normal_covariance(c), np.zeros(3), c)
+    return Transition(Point(curve.q_map(at.q), c), {part.input: jacobian}, noise)
 
 
 def _mix(terms: Sequence[_Term], n: float, own: Sequence[Array] = ()) -> Transition:

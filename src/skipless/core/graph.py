@@ -1,4 +1,4 @@
-"""A network as the theory sees it: a graph of inputs, affine layers, activations, sums, concats."""
+"""A network as the theory sees it: a graph of affine layers, activations, sums and parts."""
 
 # pyright: reportUnnecessaryIsInstance=false
 
@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import Self, assert_never
 
 from .arguments import require_flag
+from .measured import PartMap
 
 
 class GraphError(ValueError):
@@ -73,9 +74,22 @@ class Concat:
         object.__setattr__(self, "widths", widths)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A part that no formula covers, known by its own C map, which no method changes.
+
+    It `mixes` if it has weights, so that its result is uncorrelated with other terms of a sum.
+    """
+
+    input: int
+    curve: PartMap
+    mixes: bool = field(default=True, kw_only=True)
+    origin: str = field(default="", compare=False, kw_only=True)
+
+
 _MOST = 10**6  # layers of a standard graph: hundreds of MB
 
-Node = Input | Affine | Nonlinearity | Sum | Concat
+Node = Input | Affine | Nonlinearity | Sum | Concat | Measured
 
 
 def inputs_of(node: Node) -> tuple[int, ...]:
@@ -83,7 +97,7 @@ def inputs_of(node: Node) -> tuple[int, ...]:
     match node:
         case Input():
             return ()
-        case Affine() | Nonlinearity():
+        case Affine() | Nonlinearity() | Measured():
             return (node.input,)
         case Sum() | Concat():
             return node.inputs
@@ -113,9 +127,9 @@ class Graph:
             raise TypeError(f"Graph takes a sequence of nodes, got {nodes!r}. Use a GraphBuilder.")
         object.__setattr__(self, "nodes", tuple(nodes))
         for node in self.nodes:
-            if not isinstance(node, Input | Affine | Nonlinearity | Sum | Concat):
+            if not isinstance(node, Node):
                 raise TypeError(
-                    f"Graph nodes must be Input, Affine, Nonlinearity, Sum or Concat of "
+                    f"Graph nodes must be Input, Affine, Nonlinearity, Sum, Concat or Measured of "
                     f"skipless.core.graph, got {node!r}. A GraphBuilder makes them."
                 )
         names = (_name(index, node) for index, node in enumerate(self.nodes))
@@ -273,6 +287,10 @@ class GraphBuilder:
         """Add a `Concat`; its widths, the numbers of channels, are equal by default."""
         return self.add(Concat(_indices(inputs), tuple(widths), origin=origin))
 
+    def measured(self, input: int, curve: PartMap, *, mixes: bool = True, origin: str = "") -> int:
+        """Add a `Measured` part that reads the node `input`."""
+        return self.add(Measured(input, curve, mixes=mixes, origin=origin))
+
     def add(self, node: Node) -> int:
         """Add any node."""
         self.nodes.append(node)
@@ -324,6 +342,8 @@ def _line(index: int, node: Node) -> str:
         case Concat():
             terms = zip(node.inputs, node.widths, strict=True)
             text = f"({', '.join(f'{i}: {width:g}' for i, width in terms)})"
+        case Measured():
+            text = f"({node.input}: {node.curve})"
         case _:
             assert_never(node)
     line = f"{index:3}  {type(node).__name__}{text}  {node.origin}".rstrip()
@@ -340,7 +360,7 @@ def _flaw(index: int, node: Node) -> str:
     match node:
         case Input():
             return "is a second input. Concatenate the inputs." if index else ""
-        case Affine() | Nonlinearity():
+        case Affine() | Nonlinearity() | Measured():
             return ""
         case Sum(inputs, numbers):
             noun, rule = "weights", "finite weights, not all zero"

@@ -13,7 +13,7 @@ and an expression that occurs twice is evaluated once.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from operator import mul
@@ -22,7 +22,8 @@ from typing import Literal, TypeVar, assert_never, cast
 import numpy as np
 
 from .formulas import Array
-from .graph import Affine, Concat, Graph, Input, Nonlinearity, Sum, inputs_of
+from .graph import Affine, Concat, Graph, Input, Measured, Nonlinearity, Sum, inputs_of
+from .measured import PartMap
 
 Value = TypeVar("Value", float, Array)
 
@@ -42,6 +43,7 @@ _Step = (
     tuple[Literal["r"], int]  # r(value)
     | tuple[Literal["max"], int]  # max(x, value)
     | tuple[Literal["mean"], tuple[float, ...], tuple[int, ...]]
+    | tuple[Literal["part"], PartMap, int]  # what a measured part makes of a value
 )
 
 
@@ -51,7 +53,12 @@ class Program:
     results: tuple[int, ...]
 
 
-def evaluate(program: Program, r: Callable[[Value], Value], x: Value) -> Value:
+def evaluate(
+    program: Program,
+    r: Callable[[Value], Value],
+    x: Value,
+    part: Callable[[PartMap, Value], Value] = lambda curve, c: curve(c),
+) -> Value:
     """The largest result of `program`; on an array, of a program with a single result."""
     values = [x]
     append = values.append  # in deep networks this loop is all that a solve does
@@ -61,6 +68,8 @@ def evaluate(program: Program, r: Callable[[Value], Value], x: Value) -> Value:
         elif step[0] == "max":
             value = values[step[1]]
             append(value if value > x else x)  # arrays have no such step
+        elif step[0] == "part":
+            append(part(step[1], values[step[2]]))
         else:
             append(mean_of(step[1], [values[i] for i in step[2]]))
     return max([values[i] for i in program.results])
@@ -145,6 +154,8 @@ class _Compiler:
                     values[index] = values[node.input]
                 case Nonlinearity():
                     values[index] = self.number(("r", values[node.input]))
+                case Measured(i, curve):
+                    values[index] = self.number(("part", replace(curve, gain=1.0), values[i]))
                 case Sum() | Concat():
                     values[index] = self.mean(self.shares[index], [values[i] for i in node.inputs])
                 case _:
@@ -177,6 +188,9 @@ def _shares(graph: Graph) -> dict[int, list[float]]:
             case Affine() | Nonlinearity():
                 qs.append(qs[node.input])
                 continue
+            case Measured(i, curve):
+                qs.append(_scale(curve.gain, qs[i]))
+                continue
             case Sum(inputs, weights):
                 parts = [_scale(w, _scale(w, qs[i])) for w, i in zip(weights, inputs, strict=True)]
             case Concat(inputs, widths):
@@ -200,7 +214,12 @@ def _scale(factor: float, number: tuple[float, int]) -> tuple[float, int]:
 ScalarMap = Callable[[float], float]
 
 
-def fold(graph: Graph, r: Callable[[Value], Value], x: Value) -> Value:
+def fold(
+    graph: Graph,
+    r: Callable[[Value], Value],
+    x: Value,
+    part: Callable[[PartMap, Value], Value] = lambda curve, c: curve(c),
+) -> Value:
     r"""Carries `x` from input to output with `r` at every activation: U_{f,r}(x), appendix B.4.
 
     Affine layers pass their input on. Sums and concatenations average their inputs with weights
@@ -215,16 +234,22 @@ def fold(graph: Graph, r: Callable[[Value], Value], x: Value) -> Value:
     | slope `C_f'(1)`      | `1` | `s -> C'(1) * s`  |                     |
     | curvature `C_f''(1)` | `0` | `k -> C''(1) + k` | where `C'(1) = 1`   |
 
-    `x` may also be an array, if `r` takes arrays. The curvature of ten blocks is
+    `part` says what a measured part makes of a value; by default, it is a c value. `x` may also be
+    an array, if `r` takes arrays. The curvature of ten blocks is
     `L (1 - w²) C''(1)` with L = 30 activations (appendix B.5):
 
     >>> round(fold(Graph.residual(10, shortcut_weight=0.8), lambda k: 1.0 + k, 0.0), 12)
     10.8
     """
-    return evaluate(fold_program(graph), r, x)
+    return evaluate(fold_program(graph), r, x, part)
 
 
-def maximum(graph: Graph, r: ScalarMap, x: float) -> float:
+def maximum(
+    graph: Graph,
+    r: ScalarMap,
+    x: float,
+    part: Callable[[PartMap, float], float] = lambda curve, c: curve(c),
+) -> float:
     r"""Largest U_{g,r}(x) over all subnetworks g of `graph`, for a non-decreasing `r`.
 
     $$M_{f,r}(x) = \max_{g \subseteq f} U_{g,r}(x)$$
@@ -238,7 +263,7 @@ def maximum(graph: Graph, r: ScalarMap, x: float) -> float:
     >>> maximum(Graph.residual(10, shortcut_weight=0.99), lambda k: 1.0 + k, 0.0)
     3.0
     """
-    return evaluate(maximum_program(graph), r, x)
+    return evaluate(maximum_program(graph), r, x, part)
 
 
 def max_c_value(graph: Graph, c_map: ScalarMap) -> float:
@@ -256,24 +281,37 @@ def max_slope(graph: Graph, slope: float) -> float:
     >>> max_slope(Graph.chain(3), 2.0)
     8.0
     """
-    return maximum(graph, lambda s: slope * s, 1.0)
+    return maximum(graph, lambda s: slope * s, 1.0, lambda curve, s: curve.slope * s)
 
 
 def max_curvature(graph: Graph, curvature: float) -> float:
     """Maximal curvature μ² of appendix B.1, where C'(1) = 1 and C''(1) = `curvature`.
 
+    A measured part of slope s and curvature κ makes κ + s k of k: what is before it has slope 1.
+
     >>> max_curvature(Graph.chain(4), 0.25)
     1.0
     """
-    return maximum(graph, lambda k: curvature + k, 0.0)
+    return maximum(graph, lambda k: curvature + k, 0.0, _curvature_behind)
+
+
+def _curvature_behind(curve: PartMap, k: float) -> float:
+    return curve.curvature + curve.slope * k
+
+
+Basis = Literal["derived", "approximate", "measured"]
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The q value of either input, and the c value of the pair, at one node."""
+    """The q value of either input, and the c value of the pair, at one node.
+
+    `basis` says how what the node does is known.
+    """
 
     q: float
     c: float
+    basis: Basis = field(default="derived", repr=False, compare=False, kw_only=True)
 
 
 ORTHOGONAL = Point(q=1.0, c=0.0)
@@ -306,6 +344,7 @@ def propagate(
     |--------------|---------------------|-----------------------------------------|
     | Affine       | `σ_w² q + σ_b²`     | `(σ_w² q c + σ_b²) / (σ_w² q + σ_b²)`   |
     | Nonlinearity | `q_map(q)`          | `c_map(c, q)`                           |
+    | Measured     | gain · q^degree     | its curve at c                          |
     | Sum          | `Σ w_i² q_i`        | `Σ w_i² q_i c_i / Σ w_i² q_i`           |
     | Concat       | `Σ n_i q_i / Σ n_i` | `Σ n_i q_i c_i / Σ n_i q_i`             |
 
@@ -337,6 +376,8 @@ def propagate(
             case Nonlinearity(i):
                 q = q_map(points[i].q)
                 point = Point(q, c_map(points[i].c, points[i].q) if q else math.nan)
+            case Measured(i, curve):
+                point = Point(curve.q_map(points[i].q), curve(points[i].c))
             case Sum(inputs, weights):
                 parts = [w * w * points[i].q for w, i in zip(weights, inputs, strict=True)]
                 point = _mixture(parts, [points[i].c for i in inputs])

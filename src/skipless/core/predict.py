@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import overload
 
 from .bands import Distribution, FiniteWidth, Prediction, Widths
-from .graph import Affine, Graph, Nonlinearity, Sum, inputs_of
-from .network import ORTHOGONAL, Point, propagate
+from .graph import Affine, Graph, Measured, Node, Nonlinearity, Sum, inputs_of
+from .measured import PartMap
+from .network import (
+    ORTHOGONAL,
+    Basis,
+    Point,
+    max_c_value,
+    max_curvature,
+    max_slope,
+    propagate,
+)
 from .rescale import ancestors
 from .rules import CachedMaps, find_rules
 from .solution import Solution, require_solution
@@ -34,7 +46,8 @@ def predict(
     """The q and c value at every node of `graph`, with the activations of `solution`.
 
     Where the maps of an activation are not exact, as right behind depthwise convolutions, the maps
-    of compositions are used instead; `approximations` lists the nodes for which that fails too.
+    of compositions are used instead; `approximations` lists the nodes for which that fails too. The
+    `basis` of a point says whether its node is derived, approximate or measured.
 
     Args:
         graph: the network.
@@ -56,7 +69,11 @@ def predict(
     rules = find_rules(graph, solution)
     maps = CachedMaps(solution.shaped)
     sigmas = solution.sigma_w, solution.sigma_b
-    points = propagate(graph, maps.q_map, maps.c_map, start, *sigmas, rules)
+    known = propagate(graph, maps.q_map, maps.c_map, start, *sigmas, rules)
+    points = tuple(
+        point if basis == "derived" else replace(point, basis=basis)
+        for point, basis in zip(known, bases(graph), strict=True)
+    )
     if widths is None:
         return points
     bands = FiniteWidth(graph, solution, widths, distribution).predict(points)
@@ -79,7 +96,7 @@ def without_mixing(graph: Graph) -> list[int]:
             raw.add(index)
             if read_raw and index in graph.live:
                 found.append(index)
-        elif read_raw and not (isinstance(node, Affine) and node.mixes):
+        elif read_raw and not (isinstance(node, Affine | Measured) and node.mixes):
             raw.add(index)
     return found
 
@@ -94,7 +111,7 @@ def dependent_sums(graph: Graph) -> list[int]:
 
     def independent(a: int, b: int) -> bool:
         return any(
-            isinstance(graph.nodes[one], Affine) and not before[other] >> one & 1
+            _has_weights(graph.nodes[one]) and not before[other] >> one & 1
             for one, other in ((a, b), (b, a))
         )
 
@@ -109,6 +126,64 @@ def dependent_sums(graph: Graph) -> list[int]:
             own |= sources[i]
         sources.append(own)
     return sorted(found & graph.live)
+
+
+def _has_weights(node: Node) -> bool:
+    return isinstance(node, Affine) or (isinstance(node, Measured) and node.mixes)
+
+
+def bases(graph: Graph) -> list[Basis]:
+    """How the point of every node is known: "derived", "approximate" or "measured".
+
+    It says what the node itself does; errors that come with its inputs add to that.
+
+    >>> set(bases(Graph.chain(3)))
+    {'derived'}
+    """
+    rough = {*without_mixing(graph), *dependent_sums(graph)}
+    found: list[Basis] = [
+        "approximate" if i in rough else "derived" for i in range(len(graph.nodes))
+    ]
+    for index, node in enumerate(graph.nodes):
+        if isinstance(node, Measured) and node.curve.is_measured:
+            found[index] = "measured"
+    return found
+
+
+def target_error(graph: Graph, solution: Solution) -> float:
+    """The standard error of the target of `solution` that comes from measured parts.
+
+    It is that of the maximal c value, slope or curvature, whichever the method aims for, from
+    moving every curve by its error. Parts that share a curve move together.
+    """
+    curves = {node.curve for node in graph.nodes if isinstance(node, Measured)}
+    reading = _reading(solution)
+    if reading is None or not any(curve.is_measured for curve in curves):
+        return 0.0
+    target = reading(graph)
+    moved = (reading(_replaced(graph, curve, curve.shifted(1.0))) for curve in curves)
+    return math.hypot(*(value - target for value in moved))
+
+
+def _reading(solution: Solution) -> Callable[[Graph], float] | None:
+    """The number of a network that its solution has a target for."""
+    targets = solution.targets
+    if "mu0" in targets:
+        c_map = solution.c_map
+        return lambda graph: max_c_value(graph, lambda c: float(c_map(c)))
+    if "mu1" in targets:
+        return lambda graph: max_slope(graph, targets["C'(1)"])
+    if "mu2" in targets:
+        return lambda graph: max_curvature(graph, targets["C''(1)"])
+    return None
+
+
+def _replaced(graph: Graph, before: PartMap, after: PartMap) -> Graph:
+    nodes = (
+        replace(node, curve=after) if isinstance(node, Measured) and node.curve == before else node
+        for node in graph.nodes
+    )
+    return Graph(nodes)
 
 
 def approximations(graph: Graph) -> list[str]:

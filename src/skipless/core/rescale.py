@@ -11,7 +11,16 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 
-from .graph import Affine, Graph, GraphError, Nonlinearity, Sum, inputs_of, require_number
+from .graph import (
+    Affine,
+    Graph,
+    GraphError,
+    Measured,
+    Nonlinearity,
+    Sum,
+    inputs_of,
+    require_number,
+)
 
 Weights = dict[int, tuple[float, ...]]  # of every sum in a graph, by its index
 
@@ -125,8 +134,14 @@ def _before_nonlinearities(graph: Graph) -> set[int]:
 
 
 def reweight(graph: Graph, weights: Mapping[int, Sequence[float]]) -> Graph:
-    """`graph` with new weights in its sums, without the terms of weight zero."""
-    nodes = list(graph.nodes)
+    """`graph` with new weights in its sums, without the terms of weight zero.
+
+    Measured parts get the factor that keeps q = 1.
+    """
+    nodes = [
+        replace(node, curve=replace(node.curve, gain=1.0)) if isinstance(node, Measured) else node
+        for node in graph.nodes
+    ]
     for index, new in weights.items():
         node = nodes[index]
         assert isinstance(node, Sum)

@@ -30,7 +30,7 @@ from .curves import (
 )
 from .edge import eoc
 from .gaussian import moments, tanh_sinh_moments
-from .graph import Graph, Nonlinearity
+from .graph import Graph, Measured, Nonlinearity
 from .maps import arc_gap
 from .network import max_c_value, max_curvature, max_slope, propagate
 from .solution import DKS, EOC, TAT, Method, Solution, UnreachableTargetError, clamp_or_raise
@@ -50,8 +50,9 @@ def tat_leaky_relu(graph: Graph, eta: float | None, clamp: bool) -> Solution:
         k = kappa / math.pi
         return max_c_value(graph, lambda c: min(1.0, c + k * arc_gap(c)))
 
-    most = c_at_zero(1.0)
-    default = _USUAL_ETA if most >= _USUAL_ETA else _SHARE * most
+    least, most = c_at_zero(0.0), c_at_zero(1.0)  # measured parts leave the least above zero
+    usual = most >= _USUAL_ETA and least <= _USUAL_ETA / 2.0
+    default = _USUAL_ETA if usual else least + _SHARE * (most - least)
     target = default if eta is None else eta
 
     def gap(kappa: float) -> float:
@@ -60,7 +61,9 @@ def tat_leaky_relu(graph: Graph, eta: float | None, clamp: bool) -> Solution:
     note = ""
     if eta is None:
         why = f", {_SHARE:g} of what plain ReLU reaches, as {_USUAL_ETA:g} is out of reach"
-        note = f"eta = {target:.3g} by default{why if most < _USUAL_ETA else ''}"
+        if least > 0.0:
+            why = f", {_SHARE:g} of the way from {least:.3g}, which measured parts alone reach"
+        note = f"eta = {target:.3g} by default{'' if usual else why}"
     if most < target:
         note = f"clamped to plain ReLU, as eta = {target:g} is out of reach"
         why = (
@@ -68,6 +71,14 @@ def tat_leaky_relu(graph: Graph, eta: float | None, clamp: bool) -> Solution:
             f"which takes {default:.3g} here, another eta below {most:.3f}, weaker shortcuts"
         )
         target, kappa = clamp_or_raise(clamp, "C_f(0)", target, most, why), 1.0
+    elif target < least:
+        note = f"clamped to linear activations, as eta = {target:g} is out of reach"
+        why = (
+            f"parts of the network that are measured, and stay as they are, alone reach {least:.3f}"
+            f". Use TAT() (no --eta), which takes {default:.3g} here, another eta above that, "
+            "weaker branches (a larger shortcut_weight)"
+        )
+        target, kappa = clamp_or_raise(clamp, "C_f(0)", target, least, why), 0.0
     else:
         # c_at_zero rises from zero at kappa = 0, a linear network, to `most` at kappa = 1, ReLU.
         kappa = float(brentq(gap, 0.0, 1.0, xtol=1e-300, rtol=1e-15))
@@ -149,13 +160,33 @@ def tat_smooth(graph: Graph, tau: float, phi: Activation, clamp: bool) -> Soluti
             "scale and shift. Use activation='leaky_relu', which TAT shapes by eta, or a smooth "
             "activation."
         )
-    multiple = max_curvature(graph, 1.0)
-    globally: Callable[[float], float] = lambda r: multiple * r
-    point, why = _best(phi, TAT_CONDITIONS, tau / multiple, "C''(1)", globally)
+    curvature = _curvature_for(graph, tau)
+    globally: Callable[[float], float] = lambda r: max_curvature(graph, r)
+    point, why = _best(phi, TAT_CONDITIONS, curvature, "C''(1)", globally)
     if why:
         tau = clamp_or_raise(clamp, "C_f''(1)", tau, globally(point.reading), why)
-    targets = {"Q(1)": 1.0, "Q'(1)": 1.0, "C'(1)": 1.0, "C''(1)": tau / multiple, "mu2": tau}
+        curvature = _curvature_for(graph, tau)
+    targets = {"Q(1)": 1.0, "Q'(1)": 1.0, "C'(1)": 1.0, "C''(1)": curvature, "mu2": tau}
     return _checked(graph, phi, targets, point.beta, point.alpha, (point.gamma, point.delta))
+
+
+def _curvature_for(graph: Graph, tau: float) -> float:
+    """The local C''(1) for which the maximal curvature over all subnetworks is `tau`."""
+    if (least := max_curvature(graph, 0.0)) == 0.0:
+        return tau / max_curvature(graph, 1.0)
+    _require_room("C_f''(1)", tau, least, "tau")
+    gap: Callable[[float], float] = lambda k: max_curvature(graph, k) - tau
+    return float(brentq(gap, 0.0, tau / max_curvature(graph, 1.0) + tau, xtol=1e-15, rtol=1e-15))
+
+
+def _require_room(name: str, target: float, least: float, parameter: str) -> None:
+    """Raise if measured parts, which no activation changes, alone exceed the target."""
+    if target <= least:
+        raise UnreachableTargetError(
+            f"{name} = {target:g} is out of reach: parts of the network that are measured, and "
+            f"stay as they are, alone have {least:.4g}. Use {parameter} above that, TAT() with "
+            "leaky_relu, or weaker branches (a larger shortcut_weight)."
+        )
 
 
 def dks_smooth(graph: Graph, zeta: float, slope: float, phi: Activation, clamp: bool) -> Solution:
@@ -314,8 +345,11 @@ def _slope_for(graph: Graph, zeta: float) -> float:
     def gap(log_slope: float) -> float:
         return math.log(max_slope(graph, math.exp(log_slope))) - math.log(zeta)
 
+    measured = any(isinstance(node, Measured) for node in graph.nodes)
+    if measured:
+        _require_room("C_f'(1)", zeta, max_slope(graph, 1.0), "zeta")
     # No path has more than `depth` activations: a smaller slope is too small.
-    low = max(0.0, math.log(zeta) / graph.depth * (1.0 - 1e-6) - 1e-15)
+    low = 0.0 if measured else max(0.0, math.log(zeta) / graph.depth * (1.0 - 1e-6) - 1e-15)
     high = 1.5 * math.log(zeta) / graph.depth
     while gap(high) < 0.0:  # from below, since steep slopes overflow in deep networks
         high *= 2.0

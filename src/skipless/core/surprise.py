@@ -20,7 +20,8 @@ from scipy.special import gammainc, gammaincc, ndtri
 from .activations import Activation, Array
 from .bands import FiniteWidth, Transition
 from .fluctuation import Noise, activation_response
-from .graph import Nonlinearity
+from .graph import Measured, Nonlinearity
+from .measured import PartMap
 from .network import Point, Size
 from .rules import ChannelGroup, GroupRule
 
@@ -32,6 +33,7 @@ _MOST = 37.0  # standard deviations that a p value can express
 _ALIKE = 1e-4  # 1 - c² below which c itself is compared
 _FAR = 0.9999  # of a typical cosine: where the median pair is alike, others need not be
 _TINY = 1e-300
+_MOST_ERRORS = 4.0  # of a measured curve
 _FEW = 4  # channels that a cosine needs to have a variance of 1 / n
 
 
@@ -139,6 +141,8 @@ class _ArrayMaps:
             return self._behind_parts(rule.groups, step, n)
         if isinstance(node, Nonlinearity):
             return self._behind_activation(*self.values[node.input], n)
+        if isinstance(node, Measured):
+            return self._behind_part(node.curve, *self.values[node.input], step.noise)
         one, terms = np.ones(2), finite.terms(index)
         parts = [scale * (self.values[i][0] if i is not None else one) for i, scale in terms]
         cosines = [self.values[i][1] if i is not None else 1.0 for i, _ in terms]
@@ -177,6 +181,13 @@ class _ArrayMaps:
         return _Expected.of(q, c, step.noise)._replace(
             q_variance=variance, q_shift=shift, c_error=error
         )
+
+    def _behind_part(self, curve: PartMap, q: Array, c: Array, noise: Noise) -> _Expected:
+        """Behind a measured part, whose curve has errors, too, that more draws do not average."""
+        found = _Expected.of(curve.gain * q**curve.degree, curve(c), noise)
+        gain_error = len(q) * (curve.gain_error / curve.gain) ** 2
+        error = _MOST_ERRORS * curve.error_at(float(np.nanmean(c)))
+        return found._replace(q_variance=found.q_variance + gain_error, c_error=error)
 
     def _near(self, step: Transition, typical: Mapping[int, Point]) -> _Expected:
         """To first order around the typical kernel."""
