@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from . import record as rec
-from .record import Recorded, UnsupportedModelError
+from .record import NotDerivedError, Recorded
 
 T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
 
@@ -31,14 +31,20 @@ class Roles(NamedTuple):
     branches: frozenset[int] = frozenset()
 
 
-def find_axes(
+def unreadable_moves(
     record: Recorded[T], roles: Mapping[T, Roles], beyond: Collection[T]
-) -> dict[T, Axes]:
-    """The axes of every tensor; refuses a network that pools channels or branches, or pads them."""
+) -> list[NotDerivedError]:
+    """The moves that pool channels or branches, or pad channels."""
+    found: list[NotDerivedError] = []
     for tensor, operation in record.operations.items():
         if isinstance(operation, rec.Move) and tensor not in beyond:
-            where = record.origin(tensor)
-            _require_channels_apart(where, operation, roles[operation.sources[0]])
+            flaw = _flaw(record.origin(tensor), operation, roles[operation.sources[0]])
+            found += [NotDerivedError(flaw, [tensor])] if flaw else []
+    return found
+
+
+def find_axes(record: Recorded[T], roles: Mapping[T, Roles]) -> dict[T, Axes]:
+    """The axes of every tensor."""
     axes: dict[T, Axes] = {}
     for tensor, known in roles.items():
         usual = next(iter(record.channel_candidates(record.rank(tensor))), 0)
@@ -47,9 +53,9 @@ def find_axes(
     return axes
 
 
-def _require_channels_apart(where: str, move: rec.Move[T], roles: Roles) -> None:
+def _flaw(where: str, move: rec.Move[T], roles: Roles) -> str:
     if move.axes.pooled & (roles.channels | roles.branches):
-        raise UnsupportedModelError(
+        return (
             f"{where} computes {move.name} over channels or branches, as maxout does; "
             "only locations can be pooled. Use a pointwise activation instead, and add branches "
             "one by one (a + b), not as an array of them."
@@ -57,11 +63,12 @@ def _require_channels_apart(where: str, move: rec.Move[T], roles: Roles) -> None
     # Where an image is made of features, channels lie along several axes. One of them is that of
     # the next layer's channels; the others are locations, which may be padded.
     if roles.channels and roles.channels <= move.axes.padded:
-        raise UnsupportedModelError(
+        return (
             f"{where} fills up channels by {move.name}, as shortcuts without weights do "
             "where a network widens. The new channels carry no signal, so q falls, and that has no "
             "Q and C maps. Widen the network by a layer with weights, such as a 1x1 convolution."
         )
+    return ""
 
 
 def follow_axes(record: Recorded[T]) -> dict[T, Roles]:
@@ -102,9 +109,30 @@ def _follow(
                 found[tensor] = Roles(*map(axes.carry, found[source]))
             case rec.Unsupported():
                 found[tensor] = Roles()
+            case rec.Part():
+                found[tensor] = _behind_stretch(record, tensor, operation, found)
             case _:
                 found[tensor] = _side_by_side(record, tensor, operation, found)
     return found
+
+
+def _behind_stretch(
+    record: Recorded[T], tensor: T, part: rec.Part[T], found: Mapping[T, Roles]
+) -> Roles:
+    """Channels are where a layer reads them, or where there are as many as before."""
+    (source,) = part.sources
+    before, after, roles = record.shape(source), record.shape(tensor), found[source]
+    if before == after:
+        return Roles(roles.samples, roles.channels)
+    for operation in record.operations.values():
+        if isinstance(operation, rec.Layer) and operation.sources[0] == tensor:
+            channels = frozenset(operation.summed)
+            return Roles(frozenset({0}) - channels, channels)
+    usual = record.channel_candidates(len(after))
+    sizes = {before[axis] for axis in roles.channels}
+    alike = [axis for axis in range(1, len(after)) if after[axis] in sizes]
+    channels = frozenset(alike[-1:] or usual[:1])
+    return Roles(frozenset({0}) - channels, channels)
 
 
 def _side_by_side(

@@ -77,8 +77,8 @@ def _depends(tensor: T, before: T, sources: Mapping[T, Sequence[T | None]]) -> b
 def _may_end(tensor: T, operations: Mapping[T, rec.Operation[T]], roles: Mapping[T, Roles]) -> bool:
     """Whether the operation of `tensor` is refused inside a network, and welcome after it."""
     match operations[tensor]:
-        case rec.Unsupported(sources=sources):
-            return bool(sources)
+        case rec.Unsupported(sources=sources, inner=inner):
+            return bool(sources) and not inner
         case rec.Move(sources=(source,), axes=axes) if axes.pooled & roles[source].channels:
             while isinstance(operation := operations.get(source), rec.Move):
                 (source,) = operation.sources

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .activations import Array
 from .recognise import CLOSE
@@ -26,6 +26,14 @@ ONE_INPUT = (
 
 class UnsupportedModelError(ValueError):
     """The model computes something that has no Q and C maps."""
+
+
+class NotDerivedError(UnsupportedModelError):
+    """What makes these tensors has no Q and C maps, so that it can only be measured."""
+
+    def __init__(self, message: str, tensors: Sequence[Hashable]) -> None:
+        super().__init__(message)
+        self.tensors: tuple[Any, ...] = tuple(tensors)
 
 
 def explain_failure(error: BaseException, advice: str) -> str:
@@ -188,11 +196,22 @@ class Preparation(Generic[T]):
 class Unsupported(Generic[T]):
     """An operation without Q and C maps; `message` says which, and what to do.
 
-    With `sources`, it may be computed after the network, from its results.
+    With `sources` it can be measured and, if it is not `inner`, computed after the network, from
+    its results.
     """
 
     message: str
     sources: tuple[T, ...] = ()
+    inner: bool = False
+
+
+@dataclass(frozen=True)
+class Part(Generic[T]):
+    """The operations `inside`, the last of which makes the result, measured for this `reason`."""
+
+    sources: tuple[T]
+    inside: tuple[T, ...]
+    reason: str
 
 
 Operation = (
@@ -206,6 +225,7 @@ Operation = (
     | ShapedCall[T]
     | Preparation[T]
     | Unsupported[T]
+    | Part[T]
 )
 
 

@@ -8,34 +8,45 @@ A pointwise function is known by its values on `PROBE`. Consecutive pointwise op
 composed until something else reads the result. Only then is it recognised: as an activation, a
 factor, several activations in a row, or constants that standardise the input.
 
+What has no Q and C maps becomes a part that is measured, if the framework can (`stretch`).
+
 What no layer reads may be anything, such as probabilities or the value and the advantages of a
 duelling Q-network: the signal has left the network, which ends before it.
 """
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, Literal, TypeVar, assert_never
+
+import numpy as np
 
 from . import record as rec
 from .activations import Activation, Array
-from .axes import Axes, find_axes, follow_axes
+from .axes import Axes, find_axes, follow_axes, unreadable_moves
 from .ends import find_ends
 from .graph import Graph, GraphBuilder
+from .measured import PartMap
 from .network import Size
 from .recognise import PROBE, ScaledActivation, recognise
-from .record import Recorded, UnsupportedModelError
+from .record import NotDerivedError, Recorded, UnsupportedModelError
+from .stretch import Measure, Shortened, measure_parts
 
 __all__ = ["Axes", "Notes", "Reading", "Step", "UnsupportedModelError", "read"]
 
 T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
-Kind = Literal["input", "affine", "norm", "move", "concat", "sum", "activation", "scale", "output"]
+R = TypeVar("R")
+Kind = Literal[
+    "input", "affine", "norm", "move", "concat", "sum", "activation", "scale", "part", "output"
+]
 # Activations that give outputs their range, if they end a network and occur nowhere else in it.
 _RANGES = {
     "sigmoid", "tanh", "softplus", "log_sigmoid", "hard_sigmoid", "hard_tanh", "softsign"
 }  # fmt: skip
 _FORMS = {"exp", "clamp", "clamp_min", "clamp_max", "clip"}  # no activations, but of outputs
+_STRAIGHT = 1e-6  # relative, up to which a function counts as a line
 FEW = 16  # with fewer channels in a group, weighted sums of them are not normal
 
 
@@ -61,6 +72,7 @@ class Notes:
 
     norms: list[str] = field(default_factory=list[str])
     approximate: list[str] = field(default_factory=list[str])
+    measured: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True)
@@ -94,14 +106,30 @@ class Reading(Generic[T]):
         return {t: step.phi.name for t, step in self.steps.items() if step.phi is not None}
 
 
-def read(record: Recorded[T]) -> Reading[T]:
-    """The graph of a recorded network; raises where it does what has no Q and C maps."""
-    roles = follow_axes(record)
-    beyond, ends = find_ends(record, roles)
-    reader = _Reader(record)
-    graph = reader.read(beyond, ends)
-    axes = find_axes(record, roles, beyond)
-    sizes = _find_sizes(record, reader.steps, axes)
+def read(record: Recorded[T], measure: Measure[T] | None = None) -> Reading[T]:
+    """The graph of a recorded network.
+
+    `measure` returns the maps of a part that has none of its own, and whether it has weights.
+    Without it, such a part raises.
+    """
+    failures: list[NotDerivedError] = []
+    while True:
+        known = Shortened(record, failures) if failures else record
+        roles = follow_axes(known)
+        beyond, ends = find_ends(known, roles)
+        reader = _Reader(known, strict=measure is None)
+        graph = reader.read(beyond, ends)
+        new = reader.failures or unreadable_moves(known, roles, beyond)
+        if not new:
+            break
+        if measure is None:
+            raise UnsupportedModelError(str(new[0]))
+        failures += new
+    axes = find_axes(known, roles)
+    if measure is not None:
+        nodes = {t: step.node for t, step in reader.steps.items() if step.kind == "part"}
+        graph = measure_parts(graph, known, nodes, axes, measure)
+    sizes = _find_sizes(known, reader.steps, axes)
     return Reading(graph, reader.notes, reader.steps, axes, sizes, record.outputs)
 
 
@@ -122,8 +150,9 @@ class _Value(Generic[T]):
 class _Reader(Generic[T]):
     """Reads the operations in order; `_values` has what each tensor is so far."""
 
-    def __init__(self, record: Recorded[T]) -> None:
-        self.record = record
+    def __init__(self, record: Recorded[T], strict: bool) -> None:
+        self.record, self._strict = record, strict
+        self.failures: list[NotDerivedError] = []
         self.notes = Notes()
         self.steps: dict[T, Step[T]] = {}
         self._builder = GraphBuilder()
@@ -135,6 +164,7 @@ class _Reader(Generic[T]):
         self._nonlinearities: dict[tuple[T, object], int] = {}
         self._narrow: set[int] = set()  # layers of few channels
         self._weights: set[Hashable] = set()
+        self.own: set[T] = set()  # activations that are none of the known
 
     def read(self, beyond: Collection[T], ends: Sequence[T]) -> Graph:
         """The graph up to the tensors `ends`, without what is computed `beyond` them."""
@@ -142,8 +172,8 @@ class _Reader(Generic[T]):
         self._set(start, "input", self._builder.input(origin=self.record.origin(start)))
         for tensor, operation in self.record.operations.items():
             if tensor not in beyond:
-                self._read(tensor, operation)
-        last, *others = [self._at(self._before_range(end)) for end in ends]
+                self._try(partial(self._read, tensor, operation))
+        last, *others = [self._try(partial(self._end, end)) for end in ends]
         if others:  # side by side, each with the same share
             last = self._builder.concat([last, *others], [1.0] * len(ends))
         if last != len(self._builder.nodes) - 1:  # dead ends come after the output: close it off
@@ -151,6 +181,20 @@ class _Reader(Generic[T]):
         for tensor in filter(beyond.__contains__, self.record.operations):
             self.steps[tensor] = Step("output", last, tuple(self._sources(tensor)))
         return self._builder.build()
+
+    def _try(self, step: Callable[[], R]) -> R:
+        """Do `step`; what fails counts as done, so that all failures are found at once."""
+        while True:
+            try:
+                return step()
+            except NotDerivedError as failure:
+                if self._strict:
+                    raise UnsupportedModelError(str(failure)) from None
+                self.failures.append(failure)
+                self._set(failure.tensors[-1], "part", self._builder.affine(0))
+
+    def _end(self, end: T) -> int:
+        return self._at(self._before_range(end))
 
     def _before_range(self, end: T) -> T:
         """What the function that gives outputs their range reads, or `end` if there is none.
@@ -207,8 +251,14 @@ class _Reader(Generic[T]):
                         "network; only an input can be normalised so. Make it the first layer."
                     )
                 self._set(tensor, "input", 0, sources)
-            case rec.Unsupported(message=message):
-                raise UnsupportedModelError(message)
+            case rec.Unsupported(message=message, sources=sources):
+                raise (
+                    NotDerivedError(message, [tensor])
+                    if sources
+                    else UnsupportedModelError(message)
+                )
+            case rec.Part(sources=(source,), reason=reason):
+                self._part(tensor, source, PartMap.line(1.0, 0.0), reason)
             case _:
                 assert_never(operation)
 
@@ -220,10 +270,11 @@ class _Reader(Generic[T]):
         where = self.record.origin(tensor)
         source, *others = layer.sources
         if others:
-            raise UnsupportedModelError(
+            raise NotDerivedError(
                 f"{where} multiplies two tensors that both depend on the input, as attention does; "
                 "only products with weights have Q and C maps. Leave that part out of the traced "
-                "model."
+                "model.",
+                [tensor],
             )
         before = self._at(source, tensor)
         node = self._builder.affine(before, mixes=not layer.depthwise, origin=where)
@@ -251,9 +302,10 @@ class _Reader(Generic[T]):
     def _concatenate(self, tensor: T, operation: rec.Concatenation[T]) -> None:
         parts = [part for part in operation.sources if part is not None]
         if len(parts) < len(operation.sources):
-            raise UnsupportedModelError(
+            raise NotDerivedError(
                 f"{self.record.origin(tensor)} concatenates the signal with a constant, which has "
-                "no Q and C maps. Append the constant to the input instead."
+                "no Q and C maps. Append the constant to the input instead.",
+                [tensor],
             )
         nodes = [self._at(part, tensor) for part in parts]
         node = self._builder.concat(nodes, operation.widths, origin=self.record.origin(tensor))
@@ -266,10 +318,11 @@ class _Reader(Generic[T]):
         terms = [self._scaled(source, tensor, in_sum=True) for source in total]
         nodes = [node for node, _ in terms]
         if len(set(nodes)) < len(nodes):
-            raise UnsupportedModelError(
+            raise NotDerivedError(
                 f"{self.record.origin(tensor)} adds a tensor to a rearrangement of itself; only "
                 "sums of independent branches have C maps. Put a layer with weights into one of "
-                "them."
+                "them.",
+                [tensor],
             )
         scaled = [weight * scale for weight, (_, scale) in zip(total.values(), terms, strict=True)]
         node = self._builder.sum(nodes, scaled, origin=self.record.origin(tensor))
@@ -285,7 +338,7 @@ class _Reader(Generic[T]):
             self._sum(tensor, operation.sources, operation.weights)
         else:
             where = self.record.origin(tensor)
-            raise UnsupportedModelError(rec.combines_branches(where, operation.name))
+            raise NotDerivedError(rec.combines_branches(where, operation.name), [tensor])
 
     def _compose(self, tensor: T) -> None:
         """Read a pointwise operation as a function of what its sources are functions of."""
@@ -339,8 +392,10 @@ class _Reader(Generic[T]):
             self._at(before, tensor)
             self._compose_again(tensor, before)
             return self._scaled(tensor, user)
-        if found is None:
+        if found is None and (self._strict or value.values is None):
             raise self._unknown_function(tensor, user)
+        if found is None:
+            return self._own_function(tensor, value), 1.0
         kind, node = "scale", value.node
         if found.phi is not None:
             kind, node = "activation", self._activate(tensor, (value.base, found.phi), node)
@@ -355,6 +410,29 @@ class _Reader(Generic[T]):
         fits = (recognise(values, close) for close in self.record.tolerances(tensor))
         return next((found for found in fits if found is not None), None)
 
+    def _own_function(self, tensor: T, value: _Value[T]) -> int:
+        """The node for a function that is none of the known: an activation, or a shift."""
+        assert value.values is not None
+        if not np.all(np.isfinite(value.values)):
+            raise self._unknown_function(tensor, None)
+        factor, shift = np.polyfit(PROBE, value.values, 1)
+        off = np.max(np.abs(factor * PROBE + shift - value.values))
+        if off <= _STRAIGHT * np.max(np.abs(value.values)):
+            return self._part(tensor, value.base, PartMap.line(float(factor), float(shift)), "")
+        node = self._activate(tensor, (value.base, tuple(value.values)), value.node)
+        self._set(tensor, "activation", node, (value.base,))
+        self.own.add(tensor)
+        return node
+
+    def _part(self, tensor: T, source: T, maps: PartMap, reason: str) -> int:
+        node = self._builder.measured(
+            self._at(source, tensor), maps, origin=self.record.origin(tensor)
+        )
+        self._set(tensor, "part", node, (source,))
+        if reason:
+            self.notes.measured.append(reason)
+        return node
+
     def _activate(self, tensor: T, key: tuple[T, object], node: int) -> int:
         if key not in self._nonlinearities:  # a multiple of φ(x) beside φ(x) is one activation
             where = self.record.origin(tensor)
@@ -363,18 +441,20 @@ class _Reader(Generic[T]):
                 self.notes.approximate.append(f"few weights an output before {where}")
         return self._nonlinearities[key]
 
-    def _unknown_function(self, tensor: T, user: T | None) -> UnsupportedModelError:
+    def _unknown_function(self, tensor: T, user: T | None) -> NotDerivedError:
         """The refusal of the first function on the way to `tensor` that is unknown."""
+        inside = self._between(self._values[tensor].base, tensor)
         while len(sources := set(self._sources(tensor))) == 1:
             if self._is_known(source := sources.pop()):
                 break
             tensor, user = source, tensor
         used = "the output" if user is None else f"used at {self.record.origin(user)}"
-        return UnsupportedModelError(
+        return NotDerivedError(
             f"{self.record.origin(tensor)} computes a pointwise function that is none of the known "
             f"activations, nor a multiple of one ({used}). If it is an activation of your own, "
             "pass it to `solve` as an Activation; if it adds or multiplies by a constant tensor, "
-            "leave that out."
+            "leave that out.",
+            inside,
         )
 
     # Activations in a row are one function that is none of the known ones. They are taken apart at
