@@ -7,18 +7,22 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import chain, combinations
 
+import numpy as np
 from hypothesis import strategies as st
 
 from skipless.core.graph import (
     Affine,
     Concat,
+    Fixed,
     Graph,
     GraphBuilder,
     Input,
     Nonlinearity,
+    Product,
     Sum,
     inputs_of,
 )
+from skipless.core.maps import c_map
 
 Function = Callable[[float], float]
 Subnetwork = tuple[int, int]  # the node that it reads, the node that it ends with
@@ -63,6 +67,10 @@ def q_value(graph: Graph, index: int) -> Fraction:
             parts = q_parts(graph, node)
             channels = 1 if isinstance(node, Sum) else sum(map(Fraction, node.widths))
             return sum(parts, Fraction(0)) / channels
+        case Product():
+            return math.prod((q_value(graph, i) for i in node.inputs), start=Fraction(1))
+        case Fixed():
+            raise AssertionError("the q value of a fixed function is not rational")
 
 
 def q_parts(graph: Graph, node: Sum | Concat) -> list[Fraction]:
@@ -92,6 +100,36 @@ def value(graph: Graph, subnetwork: Subnetwork, r: Function, x: float) -> float:
             return math.fsum(
                 float(part / sum(parts)) * term for part, term in zip(parts, terms, strict=True)
             )
+        case Product():
+            return math.prod(value(graph, (start, i), r, x) for i in node.inputs)
+        case Fixed():
+            return float(c_map(node.function, value(graph, (start, node.input), r, x)))
+
+
+def series(graph: Graph, subnetwork: Subnetwork, curvature: float) -> tuple[float, float, float]:
+    """C_g(1), C_g'(1) and C_g''(1)/2 of a subnetwork, by arithmetic with truncated power series."""
+    start, index = subnetwork
+    if index == start:
+        return (1.0, 1.0, 0.0)
+    node = graph.nodes[index]
+    terms = [series(graph, (start, i), curvature) for i in inputs_of(node)]
+    match node:
+        case Affine():
+            return terms[0]
+        case Nonlinearity():
+            _, s, k = terms[0]  # C(c) = c + ½ κ (c - 1)²
+            return (1.0, s, k + 0.5 * curvature * s * s)
+        case Product():
+            total = np.ones(1)
+            for term in terms:
+                total = np.convolve(total, term)[:3]
+            return tuple(total.tolist())
+        case Sum() | Concat():
+            parts = q_parts(graph, node)
+            shares = [float(part / sum(parts)) for part in parts]
+            return tuple(np.average(terms, axis=0, weights=shares).tolist())
+        case _:
+            raise AssertionError("only what has a power series here")
 
 
 WEIGHTS = st.sampled_from([-2.0, -1.0, -0.6, 0.0, 0.3, 0.8, 1.0])
@@ -109,13 +147,16 @@ def merges(draw: st.DrawFn, inputs: list[int]) -> Sum | Concat:
 
 
 @st.composite
-def tangled_graphs(draw: st.DrawFn) -> Graph:
+def tangled_graphs(draw: st.DrawFn, *, products: bool = False) -> Graph:
     """Nodes that read any earlier nodes, some twice; nodes that nothing reads."""
     builder = GraphBuilder()
     builder.input()
+    kinds = ["activation", "merge", "affine", *(["product"] * products)]
     for size in range(1, draw(st.integers(1, 8)) + 1):
         earlier = st.integers(max(0, size - 4), size - 1)
-        match draw(st.sampled_from(["activation", "merge", "affine"])):
+        match draw(st.sampled_from(kinds)):
+            case "product":
+                builder.product(draw(st.lists(earlier, min_size=1, max_size=3)))
             case "affine":
                 builder.affine(draw(earlier))
             case "activation":

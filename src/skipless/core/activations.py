@@ -4,6 +4,7 @@ The formulas are in `formulas`. Some activations form families with one paramete
 its α: `Activation.family` and `Activation.parameter` say which member it is.
 """
 
+import contextlib
 import difflib
 import math
 from collections.abc import Callable, Container, Mapping
@@ -99,6 +100,13 @@ class Activation:
         """Return φ(x) in float64, in the shape of `x`."""
         points = np.asarray(x, dtype=np.float64)
         return self.value(np.atleast_1d(points)).reshape(points.shape)[()]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Many formulas are closures, which cannot be pickled; a name can.
+        with contextlib.suppress(UnknownActivationError):
+            if activation(self.name) is self:
+                return activation, (self.name,)
+        return object.__new__, (type(self),), dict(self.__dict__)
 
     @property
     def negative_slope(self) -> float | None:

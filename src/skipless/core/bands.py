@@ -30,7 +30,18 @@ from .fluctuation import (
     persistence,
     to_logarithms,
 )
-from .graph import Affine, Concat, Graph, Input, Measured, Nonlinearity, Sum, inputs_of
+from .graph import (
+    Affine,
+    Concat,
+    Fixed,
+    Graph,
+    Input,
+    Measured,
+    Nonlinearity,
+    Product,
+    Sum,
+    inputs_of,
+)
 from .network import Point, Size
 from .rescale import combine
 from .rules import GroupRule, PartRule, find_rules
@@ -150,8 +161,9 @@ class FiniteWidth:
         least = 1 if rule is None else 2  # a rule knows what single channels become
         if read is not None and read.groups > 1 and least <= read.fan_in < _SMALL_GROUP:
             return True
+        alone = node.function if isinstance(node, Fixed) else self.phi
         composed = isinstance(rule, GroupRule) and any(
-            g.function is not self.phi for g in rule.groups
+            group.function is not alone for group in rule.groups
         )
         return composed and self.distribution == "gaussian"
 
@@ -181,7 +193,7 @@ class FiniteWidth:
             case Concat(inputs, widths):
                 channels = sum(widths)
                 return [(i, width / channels) for i, width in zip(inputs, widths, strict=True)]
-            case Input() | Nonlinearity() | Measured():
+            case Input() | Nonlinearity() | Measured() | Product() | Fixed():
                 raise AssertionError("it has no terms")
             case _:
                 assert_never(node)
@@ -197,6 +209,11 @@ class FiniteWidth:
             return _activate([(1.0, node.input, at, self._response(at))], n)
         if isinstance(node, Measured):
             return _through(node, points[node.input])
+        if isinstance(node, Product):
+            return _multiply([(i, points[i], self._second(i, points)) for i in node.inputs], n)
+        if isinstance(node, Concat) and len(node.inputs) == 1:
+            (i,) = node.inputs
+            return self._part(i, points, n)
         terms = [
             _Term(scale, 1.0, None)
             if source is None
@@ -229,13 +246,30 @@ class FiniteWidth:
             covariance = covariance * max(0.0, (fan_in - fan_out) / (fan_in + 2.0))
         return [covariance, 2.0 / n * np.ones((3, 3))]
 
+    def _part(self, source: int, points: Mapping[int, Point], n: float) -> Transition:
+        """Some of the channels of a node, of whose kernel they have a share."""
+        at = points[source]
+        size, mean = self.sizes.get(source), np.array([1.0, 1.0, at.c])
+        fewer = max(0.0, 1.0 / n - 1.0 / size.channels) if size else 0.0
+        covariance = fewer * (self._second(source, points) - np.outer(mean, mean))
+        noise = Noise.of(covariance, np.zeros(3), at.c)
+        return Transition(at, {source: np.eye(3)}, noise)
+
     def _second(self, source: int, points: Mapping[int, Point]) -> Array:
         """E[f fᵀ] of one channel at `source`."""
         node, at = self.graph.nodes[source], points[source]
-        if isinstance(node, Nonlinearity) and node.input in points:
-            return self._response(points[node.input]).second
-        mean = np.array([1.0, 1.0, at.c])
-        return normal_covariance(at.c) + np.outer(mean, mean)
+        match node:
+            case Nonlinearity(i) if i in points:
+                return self._response(points[i]).second
+            case Fixed(i) if i in points:
+                return self._respond(node.function, points[i]).second
+            case Product(inputs):
+                return np.prod([self._second(i, points) for i in inputs], axis=0)
+            case Concat((i,)):
+                return self._second(i, points)
+            case _:
+                mean = np.array([1.0, 1.0, at.c])
+                return normal_covariance(at.c) + np.outer(mean, mean)
 
     def predict(self, points: Sequence[Point], begin: int = 0) -> dict[int, Prediction]:
         """The `points` of live nodes from `begin` on, with their bands.
@@ -409,6 +443,25 @@ def _mix(terms: Sequence[_Term], n: float, own: Sequence[Array] = ()) -> Transit
             turned[2, :2] = 0.5 * share * (term.c - c)
             jacobians[term.source] = jacobians.get(term.source, 0.0) + turned
     return Transition(Point(q, c), jacobians, Noise.of(covariance, np.zeros(3), c))
+
+
+def _multiply(factors: Sequence[tuple[int, Point, Array]], n: float) -> Transition:
+    """A product of independent factors: their sources, their points, E[f fᵀ] of one channel.
+
+    Given the kernels of two factors, that of their product has Cov(f_a) ∘ Cov(f_b) / n.
+    """
+    means = [np.array([1.0, 1.0, at.c]) for _, at, _ in factors]
+    mean, covariance = np.prod(means, axis=0), np.prod([m for *_, m in factors], axis=0)
+    covariance = covariance - np.outer(mean, mean)
+    jacobians: dict[int, Array] = {}
+    for place, (source, _, second) in enumerate(factors):
+        others = np.prod([np.ones(3), *means[:place], *means[place + 1 :]], axis=0)
+        own = second - np.outer(means[place], means[place])
+        covariance -= np.outer(others, others) * own
+        jacobians[source] = jacobians.get(source, 0.0) + np.diag(others)
+    c = float(mean[2])
+    point = Point(math.prod(at.q for _, at, _ in factors), c)
+    return Transition(point, jacobians, Noise.of(covariance / n, np.zeros(3), c))
 
 
 def _sum(matrices: Iterable[Array]) -> Array:

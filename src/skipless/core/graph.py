@@ -1,14 +1,15 @@
-"""A network as the theory sees it: a graph of affine layers, activations, sums and parts."""
+"""A network as the theory sees it: a graph of layers, activations, sums, products and parts."""
 
 # pyright: reportUnnecessaryIsInstance=false
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from numbers import Integral, Real
 from typing import Self, assert_never
 
+from .activations import Activation, activation, transform
 from .arguments import require_flag
 from .measured import PartMap
 
@@ -87,9 +88,49 @@ class Measured:
     origin: str = field(default="", compare=False, kw_only=True)
 
 
+@dataclass(frozen=True)
+class Product:
+    """The elementwise product of its inputs, as of a signal and its gate.
+
+    They are assumed independent, as they are if one ends in weights that the other does not use.
+    """
+
+    inputs: tuple[int, ...]
+    origin: str = field(default="", compare=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", _indices(self.inputs))
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """An elementwise function that is not shaped, such as the sigmoid of a gate.
+
+    It is `scale` · (φ(x) + `shift`).
+    """
+
+    input: int
+    phi: Activation
+    scale: float = 1.0
+    shift: float = 0.0
+    origin: str = field(default="", compare=False, kw_only=True)
+
+    @property
+    def function(self) -> Activation:
+        """The whole function; the same object for equal nodes."""
+        return _transformed(self.phi, self.scale, self.shift)
+
+
+@cache
+def _transformed(phi: Activation, scale: float, shift: float) -> Activation:
+    if (scale, shift) == (1.0, 0.0):
+        return phi
+    return transform(phi, output_scale=scale, output_shift=shift)
+
+
 _MOST = 10**6  # layers of a standard graph: hundreds of MB
 
-Node = Input | Affine | Nonlinearity | Sum | Concat | Measured
+Node = Input | Affine | Nonlinearity | Sum | Concat | Measured | Product | Fixed
 
 
 def inputs_of(node: Node) -> tuple[int, ...]:
@@ -97,9 +138,9 @@ def inputs_of(node: Node) -> tuple[int, ...]:
     match node:
         case Input():
             return ()
-        case Affine() | Nonlinearity() | Measured():
+        case Affine() | Nonlinearity() | Measured() | Fixed():
             return (node.input,)
-        case Sum() | Concat():
+        case Sum() | Concat() | Product():
             return node.inputs
         case _:
             assert_never(node)
@@ -129,8 +170,9 @@ class Graph:
         for node in self.nodes:
             if not isinstance(node, Node):
                 raise TypeError(
-                    f"Graph nodes must be Input, Affine, Nonlinearity, Sum, Concat or Measured of "
-                    f"skipless.core.graph, got {node!r}. A GraphBuilder makes them."
+                    "Graph nodes must be Input, Affine, Nonlinearity, Sum, Concat, Measured, "
+                    f"Product or Fixed of skipless.core.graph, got {node!r}. A GraphBuilder makes "
+                    "them."
                 )
         names = (_name(index, node) for index, node in enumerate(self.nodes))
         if not self.nodes or not isinstance(self.nodes[0], Input):
@@ -291,6 +333,14 @@ class GraphBuilder:
         """Add a `Measured` part that reads the node `input`."""
         return self.add(Measured(input, curve, mixes=mixes, origin=origin))
 
+    def product(self, inputs: Sequence[int], *, origin: str = "") -> int:
+        """Add a `Product` of independent nodes."""
+        return self.add(Product(_indices(inputs), origin=origin))
+
+    def fixed(self, input: int, phi: str | Activation, *, origin: str = "") -> int:
+        """Add a `Fixed` function of the node `input`, such as "sigmoid"."""
+        return self.add(Fixed(input, activation(phi), origin=origin))
+
     def add(self, node: Node) -> int:
         """Add any node."""
         self.nodes.append(node)
@@ -344,6 +394,11 @@ def _line(index: int, node: Node) -> str:
             text = f"({', '.join(f'{i}: {width:g}' for i, width in terms)})"
         case Measured():
             text = f"({node.input}: {node.curve})"
+        case Product():
+            text = f"({' · '.join(map(str, node.inputs))})"
+        case Fixed():
+            shift = f" {node.shift:+g}" if node.shift else ""
+            text = f"({node.scale:g}·({node.phi.name}({node.input}){shift}))"
         case _:
             assert_never(node)
     line = f"{index:3}  {type(node).__name__}{text}  {node.origin}".rstrip()
@@ -362,6 +417,11 @@ def _flaw(index: int, node: Node) -> str:
             return "is a second input. Concatenate the inputs." if index else ""
         case Affine() | Nonlinearity() | Measured():
             return ""
+        case Fixed():
+            valid = math.isfinite(node.scale + node.shift) and node.scale != 0.0
+            return "" if valid else "needs a finite scale that is not zero, and a finite shift."
+        case Product():
+            return "" if node.inputs else "multiplies nothing. Give it an input."
         case Sum(inputs, numbers):
             noun, rule = "weights", "finite weights, not all zero"
             valid = all(map(math.isfinite, numbers)) and any(numbers)

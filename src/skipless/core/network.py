@@ -9,6 +9,15 @@ do not lead to the output are ignored.
 
 A graph is compiled into a straight-line program on one value, in which affine layers cost nothing
 and an expression that occurs twice is evaluated once.
+
+A product of independent factors has $c = c_a c_b$. So its slope at c = 1 is $s_a + s_b$ and its
+curvature $k_a + k_b + 2 s_a s_b$: with products, slopes are no longer 1, and what is composed has
+
+$$(C_2 \circ C_1)'(1) = s_2 s_1, \qquad (C_2 \circ C_1)''(1) = k_2 s_1^2 + s_2 k_1.$$
+
+All these grow with c, s and k, so the best subnetwork that ends at a node is found as before. A
+subnetwork that ends in a fixed function does not count: nothing that is solved for changes it, and
+the gate that it mostly is may well be constant, which is harmless in a product.
 """
 
 import math
@@ -20,9 +29,23 @@ from operator import mul
 from typing import Literal, TypeVar, assert_never, cast
 
 import numpy as np
+import numpy.typing as npt
 
+from . import maps
+from .activations import Activation
 from .formulas import Array
-from .graph import Affine, Concat, Graph, Input, Measured, Nonlinearity, Sum, inputs_of
+from .graph import (
+    Affine,
+    Concat,
+    Fixed,
+    Graph,
+    Input,
+    Measured,
+    Nonlinearity,
+    Product,
+    Sum,
+    inputs_of,
+)
 from .measured import PartMap
 
 Value = TypeVar("Value", float, Array)
@@ -38,12 +61,33 @@ def mean_of(weights: Sequence[float], values: Sequence[Value]) -> Value:
     return min(max(sum(map(mul, weights, numbers)), min(numbers)), max(numbers))
 
 
+@dataclass(frozen=True, eq=False)
+class FunctionMap:
+    """The C map of a fixed function, with its slope and curvature at c = 1."""
+
+    c_map: Callable[[npt.ArrayLike], Array]
+    slope: float
+    curvature: float
+
+    def __call__(self, c: Value) -> Value:
+        found = self.c_map(c)
+        return found if isinstance(c, np.ndarray) else float(found)  # pyright: ignore[reportReturnType]
+
+
+@lru_cache(maxsize=256)
+def function_map(function: Activation, q: float) -> FunctionMap:
+    """The map of a fixed function of normal numbers of this `q`; one object for equal ones."""
+    at_one = (float(each(function, 1.0, q)) for each in (maps.c_map_slope, maps.c_map_curvature))
+    return FunctionMap(maps.tabulated_c_map(function, q), *at_one)
+
+
 # A program starts from value 0, which is x; its step k makes value k + 1 from earlier values.
 _Step = (
     tuple[Literal["r"], int]  # r(value)
     | tuple[Literal["max"], int]  # max(x, value)
     | tuple[Literal["mean"], tuple[float, ...], tuple[int, ...]]
-    | tuple[Literal["part"], PartMap, int]  # what a measured part makes of a value
+    | tuple[Literal["part"], PartMap | FunctionMap, int]  # what a part makes of a value
+    | tuple[Literal["product"], tuple[int, ...]]
 )
 
 
@@ -57,7 +101,8 @@ def evaluate(
     program: Program,
     r: Callable[[Value], Value],
     x: Value,
-    part: Callable[[PartMap, Value], Value] = lambda curve, c: curve(c),
+    part: Callable[[PartMap | FunctionMap, Value], Value] = lambda curve, c: curve(c),
+    product: Callable[[Sequence[Value]], Value] = math.prod,
 ) -> Value:
     """The largest result of `program`; on an array, of a program with a single result."""
     values = [x]
@@ -70,8 +115,10 @@ def evaluate(
             append(value if value > x else x)  # arrays have no such step
         elif step[0] == "part":
             append(part(step[1], values[step[2]]))
-        else:
+        elif step[0] == "mean":
             append(mean_of(step[1], [values[i] for i in step[2]]))
+        else:
+            append(product([values[i] for i in step[1]]))
     return max([values[i] for i in program.results])
 
 
@@ -100,7 +147,8 @@ def maximum_program(graph: Graph) -> Program:
         d, inside = region
         start = starts[d] if d in starts and inside.issuperset(graph.readers[d]) else 0
         best = compiler.compile(sorted(inside), {d: start})[b]
-        results.add(best)
+        if not isinstance(graph.nodes[b], Fixed):
+            results.add(best)
         starts[b] = compiler.at_least_x(best)
     return Program(tuple(compiler.numbers), tuple(sorted(results)) or (0,))
 
@@ -131,7 +179,7 @@ class _Compiler:
 
     def __init__(self, graph: Graph) -> None:
         self.nodes = graph.nodes
-        self.shares = _shares(graph)
+        self.shares, self.qs = _shares(graph)
         self.numbers: dict[_Step, int] = {}
         self.known_at_least_x = {0}
 
@@ -158,6 +206,11 @@ class _Compiler:
                     values[index] = self.number(("part", replace(curve, gain=1.0), values[i]))
                 case Sum() | Concat():
                     values[index] = self.mean(self.shares[index], [values[i] for i in node.inputs])
+                case Product(inputs):
+                    values[index] = self.number(("product", tuple(values[i] for i in inputs)))
+                case Fixed(i):
+                    curve = function_map(node.function, self.qs[i])
+                    values[index] = self.number(("part", curve, values[i]))
                 case _:
                     assert_never(node)
         return values
@@ -172,13 +225,15 @@ class _Compiler:
         return self.number(("mean", tuple(total.values()), tuple(total)))
 
 
-def _shares(graph: Graph) -> dict[int, list[float]]:
+def _shares(graph: Graph) -> tuple[dict[int, list[float]], dict[int, float]]:
     """The share of its q value that each sum and concatenation gets from each input.
 
-    The q values are those for Q(q) = q. Unnormalised sums double q at every block, so q is kept as
-    mantissa and exponent: a thousand blocks would overflow a float.
+    With it, the q values that fixed functions read. All are those for Q(q) = q. Unnormalised sums
+    double q at every block, so q is kept as mantissa and exponent: a thousand blocks would overflow
+    a float.
     """
     shares: dict[int, list[float]] = {}
+    read: dict[int, float] = {}
     qs: list[tuple[float, int]] = []
     for index, node in enumerate(graph.nodes):
         match node:
@@ -190,6 +245,18 @@ def _shares(graph: Graph) -> dict[int, list[float]]:
                 continue
             case Measured(i, curve):
                 qs.append(_scale(curve.gain, qs[i]))
+                continue
+            case Fixed(i):
+                mantissa, exponent = qs[i]
+                read[i] = math.ldexp(mantissa, min(exponent, 1000))
+                qs.append((maps.q_map(node.function, read[i]), 0))
+                continue
+            case Product(inputs):
+                total = (1.0, 0)
+                for i in inputs:
+                    mantissa, exponent = _scale(total[0], qs[i])
+                    total = _scale(mantissa, (1.0, exponent + total[1]))
+                qs.append(total)
                 continue
             case Sum(inputs, weights):
                 parts = [_scale(w, _scale(w, qs[i])) for w, i in zip(weights, inputs, strict=True)]
@@ -203,7 +270,7 @@ def _shares(graph: Graph) -> dict[int, list[float]]:
         total = sum(terms)
         shares[index] = [term / total for term in terms]
         qs.append(_scale(total, (1.0, top)))
-    return shares
+    return shares, read
 
 
 def _scale(factor: float, number: tuple[float, int]) -> tuple[float, int]:
@@ -218,13 +285,14 @@ def fold(
     graph: Graph,
     r: Callable[[Value], Value],
     x: Value,
-    part: Callable[[PartMap, Value], Value] = lambda curve, c: curve(c),
+    part: Callable[[PartMap | FunctionMap, Value], Value] = lambda curve, c: curve(c),
+    product: Callable[[Sequence[Value]], Value] = math.prod,
 ) -> Value:
     r"""Carries `x` from input to output with `r` at every activation: U_{f,r}(x), appendix B.4.
 
     Affine layers pass their input on. Sums and concatenations average their inputs with weights
     `w_i² q_i / Σ w_j² q_j` and `width_i q_i / Σ width_j q_j`, where the q values are those for
-    Q(q) = q; for normalised sums these are the paper's `w_i²`.
+    Q(q) = q; for normalised sums these are the paper's `w_i²`. Products multiply.
 
     One fold, three readings:
 
@@ -234,21 +302,22 @@ def fold(
     | slope `C_f'(1)`      | `1` | `s -> C'(1) * s`  |                     |
     | curvature `C_f''(1)` | `0` | `k -> C''(1) + k` | where `C'(1) = 1`   |
 
-    `part` says what a measured part makes of a value; by default, it is a c value. `x` may also be
-    an array, if `r` takes arrays. The curvature of ten blocks is
-    `L (1 - w²) C''(1)` with L = 30 activations (appendix B.5):
+    `part` says what measured parts and fixed functions make of a value, and `product` what products
+    do; by default, it is a c value. `x` may also be an array, if `r` takes arrays. The curvature of
+    ten blocks is `L (1 - w²) C''(1)` with L = 30 activations (appendix B.5):
 
     >>> round(fold(Graph.residual(10, shortcut_weight=0.8), lambda k: 1.0 + k, 0.0), 12)
     10.8
     """
-    return evaluate(fold_program(graph), r, x, part)
+    return evaluate(fold_program(graph), r, x, part, product)
 
 
 def maximum(
     graph: Graph,
     r: ScalarMap,
     x: float,
-    part: Callable[[PartMap, float], float] = lambda curve, c: curve(c),
+    part: Callable[[PartMap | FunctionMap, float], float] = lambda curve, c: curve(c),
+    product: Callable[[Sequence[float]], float] = math.prod,
 ) -> float:
     r"""Largest U_{g,r}(x) over all subnetworks g of `graph`, for a non-decreasing `r`.
 
@@ -263,7 +332,7 @@ def maximum(
     >>> maximum(Graph.residual(10, shortcut_weight=0.99), lambda k: 1.0 + k, 0.0)
     3.0
     """
-    return evaluate(maximum_program(graph), r, x, part)
+    return evaluate(maximum_program(graph), r, x, part, product)
 
 
 def max_c_value(graph: Graph, c_map: ScalarMap) -> float:
@@ -280,23 +349,52 @@ def max_slope(graph: Graph, slope: float) -> float:
 
     >>> max_slope(Graph.chain(3), 2.0)
     8.0
+
+    The slopes of the factors of a product add up:
+
+    >>> max_slope(Graph([Input(), Affine(0), Affine(0), Product((1, 2))]), 2.0)
+    2.0
     """
-    return maximum(graph, lambda s: slope * s, 1.0, lambda curve, s: curve.slope * s)
+    return maximum(graph, lambda s: slope * s, 1.0, lambda curve, s: curve.slope * s, sum)
 
 
 def max_curvature(graph: Graph, curvature: float) -> float:
     """Maximal curvature μ² of appendix B.1, where C'(1) = 1 and C''(1) = `curvature`.
 
-    A measured part of slope s and curvature κ makes κ + s k of k: what is before it has slope 1.
+    A part of slope s and curvature κ makes κ t² + s k of the slope t and the curvature k before it.
+    With slopes below 1 it is an upper bound: the start that is best for the slope then need not be
+    best for the curvature.
 
     >>> max_curvature(Graph.chain(4), 0.25)
     1.0
     """
-    return maximum(graph, lambda k: curvature + k, 0.0, _curvature_behind)
+    program = maximum_program(graph)
+    if any(step[0] in ("product", "part") for step in program.steps):
+        found = _curvatures(program, curvature)
+        return max([found[i] for i in program.results])
+    return evaluate(program, lambda k: curvature + k, 0.0)
 
 
-def _curvature_behind(curve: PartMap, k: float) -> float:
-    return curve.curvature + curve.slope * k
+def _curvatures(program: Program, curvature: float) -> list[float]:
+    """The curvatures of `program`, in which slopes need not be 1."""
+    slopes, found = [1.0], [0.0]
+    for step in program.steps:
+        match step:
+            case ("r", i):
+                s, k = slopes[i], curvature * slopes[i] ** 2 + found[i]
+            case ("max", i):
+                s, k = max(slopes[i], 1.0), max(found[i], 0.0)
+            case ("mean", shares, read):
+                s, k = (mean_of(shares, [each[i] for i in read]) for each in (slopes, found))
+            case ("product", read):
+                s = sum(slopes[i] for i in read)
+                k = sum(found[i] - slopes[i] ** 2 for i in read) + s**2
+            case ("part", curve, i):
+                s, k = curve.slope * slopes[i], curve.curvature * slopes[i] ** 2
+                k += curve.slope * found[i]
+        slopes.append(s)
+        found.append(k)
+    return found
 
 
 Basis = Literal["derived", "approximate", "measured"]
@@ -347,8 +445,9 @@ def propagate(
     | Measured     | gain · q^degree     | its curve at c                          |
     | Sum          | `Σ w_i² q_i`        | `Σ w_i² q_i c_i / Σ w_i² q_i`           |
     | Concat       | `Σ n_i q_i / Σ n_i` | `Σ n_i q_i c_i / Σ n_i q_i`             |
+    | Product      | `Π q_i`             | `Π c_i`                                 |
 
-    where the `n_i` are widths.
+    where the `n_i` are widths. A `Fixed` function has its own maps.
 
     Args:
         graph: the network.
@@ -385,6 +484,13 @@ def propagate(
                 channels = sum(widths)
                 parts = [n / channels * points[i].q for n, i in zip(widths, inputs, strict=True)]
                 point = _mixture(parts, [points[i].c for i in inputs])
+            case Product(inputs):
+                read = [points[i] for i in inputs]
+                point = Point(math.prod(p.q for p in read), math.prod(p.c for p in read))
+            case Fixed(i):
+                at, function = points[i], node.function
+                q = maps.q_map(function, at.q)
+                point = Point(q, float(maps.c_map(function, at.c, at.q)))
             case _:
                 assert_never(node)
         if not 0.0 < point.q < math.inf:

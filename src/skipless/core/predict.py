@@ -8,7 +8,17 @@ from dataclasses import replace
 from typing import overload
 
 from .bands import Distribution, FiniteWidth, Prediction, Widths
-from .graph import Affine, Graph, Measured, Node, Nonlinearity, Sum, inputs_of
+from .graph import (
+    Affine,
+    Concat,
+    Fixed,
+    Graph,
+    Measured,
+    Nonlinearity,
+    Product,
+    Sum,
+    inputs_of,
+)
 from .measured import PartMap
 from .network import (
     ORTHOGONAL,
@@ -81,7 +91,7 @@ def predict(
 
 
 def without_mixing(graph: Graph) -> list[int]:
-    """The activations that read the input or another activation without weights that mix between.
+    """The activations that read no weighted sum, but the input, an activation or a product.
 
     Their maps, and so the targets of `solve`, are approximations.
 
@@ -92,11 +102,11 @@ def without_mixing(graph: Graph) -> list[int]:
     found: list[int] = []
     for index, node in enumerate(graph.nodes):
         read_raw = not raw.isdisjoint(inputs_of(node))
-        if isinstance(node, Nonlinearity):
-            raw.add(index)
-            if read_raw and index in graph.live:
-                found.append(index)
-        elif read_raw and not (isinstance(node, Affine | Measured) and node.mixes):
+        is_activation = isinstance(node, Nonlinearity | Fixed)
+        if is_activation and read_raw and index in graph.live:
+            found.append(index)
+        mixes = isinstance(node, Affine | Measured) and node.mixes
+        if is_activation or isinstance(node, Product) or (read_raw and not mixes):
             raw.add(index)
     return found
 
@@ -104,16 +114,27 @@ def without_mixing(graph: Graph) -> list[int]:
 def dependent_sums(graph: Graph) -> list[int]:
     """The sums of terms that are not independent, so that their points are approximations.
 
-    Of independent terms, one ends in weights that the other does not contain. Parts that they have
-    in common are treated exactly, and do not count.
+    Of independent terms, one ends in weights that the other does not contain; a product does if a
+    factor does, as it changes its sign with these. Parts that they have in common are treated
+    exactly, and do not count.
     """
     before = ancestors(graph)
 
+    def ends(index: int) -> set[int]:
+        """The nodes that end in weights of their own, of all that `index` multiplies."""
+        match graph.nodes[index]:
+            case Affine() | Measured(mixes=True):
+                return {index}
+            case Concat((i,)):  # some of its channels, which have weights of their own
+                return {index} if ends(i) else set()
+            case Product(inputs):
+                return {end for i in inputs for end in ends(i)}
+            case _:
+                return set()
+
     def independent(a: int, b: int) -> bool:
-        return any(
-            _has_weights(graph.nodes[one]) and not before[other] >> one & 1
-            for one, other in ((a, b), (b, a))
-        )
+        pairs = ((a, b), (b, a))
+        return any(not before[other] >> end & 1 for one, other in pairs for end in ends(one))
 
     sources: list[set[int]] = []
     found: set[int] = set()
@@ -126,10 +147,6 @@ def dependent_sums(graph: Graph) -> list[int]:
             own |= sources[i]
         sources.append(own)
     return sorted(found & graph.live)
-
-
-def _has_weights(node: Node) -> bool:
-    return isinstance(node, Affine) or (isinstance(node, Measured) and node.mixes)
 
 
 def bases(graph: Graph) -> list[Basis]:

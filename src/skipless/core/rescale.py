@@ -1,8 +1,9 @@
 """Brings residual networks into the form for which the theory holds (section 2.4).
 
-Sums are normalised. A sum of sums, x + f(x) + g(x), counts as one sum of three terms unless another
-node reads the inner sum. A shortcut from behind one activation to before the next is moved to start
-before the first: the maps of an activation assume normal inputs, which take a sum of many weights.
+Sums are normalised, and so are fixed functions, so that a gate keeps q = 1. A sum of sums,
+x + f(x) + g(x), counts as one sum of three terms unless another node reads the inner sum. A
+shortcut from behind one activation to before the next is moved to start before the first: the maps
+of an activation assume normal inputs, which take a sum of many weights.
 """
 
 import math
@@ -13,14 +14,18 @@ from itertools import islice
 
 from .graph import (
     Affine,
+    Fixed,
     Graph,
     GraphError,
     Measured,
+    Node,
     Nonlinearity,
+    Product,
     Sum,
     inputs_of,
     require_number,
 )
+from .maps import q_map
 
 Weights = dict[int, tuple[float, ...]]  # of every sum in a graph, by its index
 
@@ -128,7 +133,8 @@ def _before_nonlinearities(graph: Graph) -> set[int]:
     found: set[int] = set()
     for index in range(graph.output, 0, -1):
         node = graph.nodes[index]
-        if isinstance(node, Nonlinearity) or (index in found and not isinstance(node, Affine)):
+        passes = index in found and not isinstance(node, Affine | Product | Fixed)
+        if isinstance(node, Nonlinearity) or passes:
             found.update(inputs_of(node))
     return found
 
@@ -136,12 +142,9 @@ def _before_nonlinearities(graph: Graph) -> set[int]:
 def reweight(graph: Graph, weights: Mapping[int, Sequence[float]]) -> Graph:
     """`graph` with new weights in its sums, without the terms of weight zero.
 
-    Measured parts get the factor that keeps q = 1.
+    Fixed functions and measured parts get the factor with which they keep q = 1.
     """
-    nodes = [
-        replace(node, curve=replace(node.curve, gain=1.0)) if isinstance(node, Measured) else node
-        for node in graph.nodes
-    ]
+    nodes = [_normalise(node) for node in graph.nodes]
     for index, new in weights.items():
         node = nodes[index]
         assert isinstance(node, Sum)
@@ -150,6 +153,18 @@ def reweight(graph: Graph, weights: Mapping[int, Sequence[float]]) -> Graph:
         inputs, factors = zip(*(kept or [(node.inputs[0], 1.0)]), strict=True)
         nodes[index] = replace(node, inputs=inputs, weights=factors)
     return Graph(nodes)
+
+
+def _normalise(node: Node) -> Node:
+    """`node` with q = 1 for inputs of q = 1; of a fixed function's factor, the sign is left."""
+    match node:
+        case Fixed(scale=scale):
+            size = q_map(replace(node, scale=1.0).function, 1.0) ** -0.5
+            return replace(node, scale=math.copysign(size, scale))
+        case Measured(curve=curve):
+            return replace(node, curve=replace(curve, gain=1.0))
+        case _:
+            return node
 
 
 def _inner_sums(graph: Graph) -> set[int]:

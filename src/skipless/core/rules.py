@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from .activations import Activation, Array, transform
-from .graph import Affine, Concat, Graph, Node, Nonlinearity, Sum
+from .graph import Affine, Concat, Fixed, Graph, Node, Nonlinearity, Sum
 from .maps import c_map, q_map, tabulated_c_map
 from .network import Point
 from .rescale import combine
@@ -87,8 +87,9 @@ def find_rules(graph: Graph, solution: Solution) -> Rules:
     """Rules for the points of nodes to which the usual maps do not apply.
 
     These are activations of channels that no weights have mixed, or of concatenations, on whose
-    parts they act one by one; and sums of terms with parts in common. A sum that has activations
-    among its terms, and is read by another activation, has no rule: its point is an approximation.
+    parts they act one by one; fixed functions; and sums of terms with parts in common. A sum that
+    has activations among its terms, and is read by another activation, has no rule: its point is an
+    approximation.
     """
     return _RuleFinder(graph, CachedMaps(solution.shaped), solution.sigma_w).rules
 
@@ -106,6 +107,8 @@ class _RuleFinder:
             if isinstance(node, Nonlinearity):
                 if self._groups[node.input] != [ChannelGroup(1.0, node.input, None)]:
                     self.rules[index] = GroupRule(tuple(groups), maps)
+            elif isinstance(node, Fixed):
+                self.rules[index] = GroupRule(tuple(groups), maps)
             elif isinstance(node, Sum):
                 parts = [combinations[i] for i in node.inputs]
                 combinations[index] = combine(zip(parts, node.weights, strict=True))
@@ -120,6 +123,13 @@ class _RuleFinder:
                 return [
                     replace(group, function=compose(group.function) if group.function else phi)
                     for group in self._groups[i]
+                ]
+            case Fixed(i):
+                outer = node.function
+                return [
+                    replace(group, function=composition(outer, inner) if inner else outer)
+                    for group in self._groups[i]
+                    for inner in [group.function]
                 ]
             case Affine(i) if not node.mixes and any(g.function for g in self._groups[i]):
                 return [half for group in self._groups[i] for half in self._halves(group)]

@@ -30,7 +30,7 @@ from .curves import (
 )
 from .edge import eoc
 from .gaussian import moments, tanh_sinh_moments
-from .graph import Graph, Measured, Nonlinearity
+from .graph import Fixed, Graph, Measured, Nonlinearity, Product
 from .maps import arc_gap
 from .network import max_c_value, max_curvature, max_slope, propagate
 from .solution import DKS, EOC, TAT, Method, Solution, UnreachableTargetError, clamp_or_raise
@@ -50,7 +50,7 @@ def tat_leaky_relu(graph: Graph, eta: float | None, clamp: bool) -> Solution:
         k = kappa / math.pi
         return max_c_value(graph, lambda c: min(1.0, c + k * arc_gap(c)))
 
-    least, most = c_at_zero(0.0), c_at_zero(1.0)  # measured parts leave the least above zero
+    least, most = c_at_zero(0.0), c_at_zero(1.0)  # parts that stay leave the least above zero
     usual = most >= _USUAL_ETA and least <= _USUAL_ETA / 2.0
     default = _USUAL_ETA if usual else least + _SHARE * (most - least)
     target = default if eta is None else eta
@@ -62,7 +62,7 @@ def tat_leaky_relu(graph: Graph, eta: float | None, clamp: bool) -> Solution:
     if eta is None:
         why = f", {_SHARE:g} of what plain ReLU reaches, as {_USUAL_ETA:g} is out of reach"
         if least > 0.0:
-            why = f", {_SHARE:g} of the way from {least:.3g}, which measured parts alone reach"
+            why = f", {_SHARE:g} of the way from {least:.3g}, which parts that stay alone reach"
         note = f"eta = {target:.3g} by default{'' if usual else why}"
     if most < target:
         note = f"clamped to plain ReLU, as eta = {target:g} is out of reach"
@@ -74,9 +74,9 @@ def tat_leaky_relu(graph: Graph, eta: float | None, clamp: bool) -> Solution:
     elif target < least:
         note = f"clamped to linear activations, as eta = {target:g} is out of reach"
         why = (
-            f"parts of the network that are measured, and stay as they are, alone reach {least:.3f}"
-            f". Use TAT() (no --eta), which takes {default:.3g} here, another eta above that, "
-            "weaker branches (a larger shortcut_weight)"
+            f"parts of the network that stay as they are alone reach {least:.3f}. Use TAT() (no "
+            f"--eta), which takes {default:.3g} here, another eta above that, weaker branches (a "
+            "larger shortcut_weight)"
         )
         target, kappa = clamp_or_raise(clamp, "C_f(0)", target, least, why), 0.0
     else:
@@ -180,10 +180,10 @@ def _curvature_for(graph: Graph, tau: float) -> float:
 
 
 def _require_room(name: str, target: float, least: float, parameter: str) -> None:
-    """Raise if measured parts, which no activation changes, alone exceed the target."""
+    """Raise if products and parts that stay as they are alone exceed the target."""
     if target <= least:
         raise UnreachableTargetError(
-            f"{name} = {target:g} is out of reach: parts of the network that are measured, and "
+            f"{name} = {target:g} is out of reach: the products of this network, and parts that "
             f"stay as they are, alone have {least:.4g}. Use {parameter} above that, TAT() with "
             "leaky_relu, or weaker branches (a larger shortcut_weight)."
         )
@@ -320,6 +320,11 @@ def solve(
             "not normalised. Scale the weights of every sum so that their squares add up to 1, or "
             "use TAT with leaky_relu, which works at every q."
         )
+    if isinstance(method, EOC) and phi.degree != 1.0 and not _is_plain(graph):
+        raise UnreachableTargetError(
+            f"EOC gives the layers of {phi.name} a q value of their own, which products and gates "
+            "do not keep. Use EOC with relu or leaky_relu, TAT or DKS."
+        )
     match method:
         case TAT(eta=eta, tau=tau):
             if phi.negative_slope is not None:
@@ -345,15 +350,20 @@ def _slope_for(graph: Graph, zeta: float) -> float:
     def gap(log_slope: float) -> float:
         return math.log(max_slope(graph, math.exp(log_slope))) - math.log(zeta)
 
-    measured = any(isinstance(node, Measured) for node in graph.nodes)
-    if measured:
+    own = any(isinstance(node, Measured | Product | Fixed) for node in graph.nodes)
+    if own:
         _require_room("C_f'(1)", zeta, max_slope(graph, 1.0), "zeta")
     # No path has more than `depth` activations: a smaller slope is too small.
-    low = 0.0 if measured else max(0.0, math.log(zeta) / graph.depth * (1.0 - 1e-6) - 1e-15)
+    low = 0.0 if own else max(0.0, math.log(zeta) / graph.depth * (1.0 - 1e-6) - 1e-15)
     high = 1.5 * math.log(zeta) / graph.depth
     while gap(high) < 0.0:  # from below, since steep slopes overflow in deep networks
         high *= 2.0
     return math.exp(float(brentq(gap, low, high, xtol=1e-300, rtol=1e-15)))
+
+
+def _is_plain(graph: Graph) -> bool:
+    """Whether nothing in `graph` is a product or a fixed function."""
+    return not any(isinstance(node, Product | Fixed) for node in graph.nodes)
 
 
 @lru_cache(maxsize=64)

@@ -20,7 +20,7 @@ from scipy.special import gammainc, gammaincc, ndtri
 from .activations import Activation, Array
 from .bands import FiniteWidth, Transition
 from .fluctuation import Noise, activation_response
-from .graph import Measured, Nonlinearity
+from .graph import Measured, Nonlinearity, Product
 from .measured import PartMap
 from .network import Point, Size
 from .rules import ChannelGroup, GroupRule
@@ -143,6 +143,9 @@ class _ArrayMaps:
             return self._behind_activation(*self.values[node.input], n)
         if isinstance(node, Measured):
             return self._behind_part(node.curve, *self.values[node.input], step.noise)
+        if isinstance(node, Product):
+            q, c = zip(*(self.values[i] for i in node.inputs), strict=True)
+            return _Expected.of(np.prod(q, axis=0), np.prod(c, axis=0), step.noise)
         one, terms = np.ones(2), finite.terms(index)
         parts = [scale * (self.values[i][0] if i is not None else one) for i, scale in terms]
         cosines = [self.values[i][1] if i is not None else 1.0 for i, _ in terms]
