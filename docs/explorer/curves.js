@@ -6,8 +6,9 @@
 
 const ALPHAS = Array.from({ length: 81 }, (_, i) => 10 ** (-4 + i / 8));
 const SHIFTS = Array.from({ length: 101 }, (_, i) => Math.sinh(Math.asinh(30) * (i / 50 - 1)));
-const DEEP = 1e-5; // the reading, as in a network of ten thousand layers, at which curves are ranked
 const log = (x) => Math.log(Math.max(x, 1e-300));
+const DEEP = log(1e-5); // a reading as in a network of ten thousand layers
+const scaleAt = (alpha) => 0.2 + alpha; // on which β matters
 
 const DKS_CONDITIONS = {
   balance: (m) => m.imbalance / m.excess,
@@ -15,9 +16,9 @@ const DKS_CONDITIONS = {
   output: (m) => ({ gamma: m.variance ** -0.5, delta: -m.mean }),
 };
 // D = m + δ must satisfy both D² = G and D T = G - P; the first family is taken where it can be.
-const TAT_CONDITIONS = [Math.PI / 4, -Math.PI / 4].map((angle) => ({
+const TAT_CONDITIONS = [1, -1].map((sign) => ({
   balance: (m) =>
-    Math.atan2(m.excess - m.imbalance, Math.sqrt(Math.max(m.excess, 0)) * Math.abs(m.tilt)) - angle,
+    1 - (m.imbalance + sign * Math.sqrt(Math.max(m.excess, 0)) * Math.abs(m.tilt)) / m.excess,
   reading: (m) => log(m.bending / (m.variance + m.excess)),
   output: (m) => ({
     gamma: (m.variance + m.excess) ** -0.5,
@@ -29,22 +30,44 @@ const TAT_CONDITIONS = [Math.PI / 4, -Math.PI / 4].map((angle) => ({
 const [QUICKLY, WIDELY, FINELY] = [0, 1, 2];
 const QUICK_ROWS = 41; // α up to 10
 
-// The transformation of φ that satisfies `conditions` and reads `target`, the best one, or null.
+// The transformation of φ that satisfies `conditions` and reads `target`, the best one, or null: of
+// the first points on curves that reach deep networks, the one with the least distorted Q map; of all
+// others, if there is none.
 function bestPoint(phi, conditions, target) {
   for (const look of [QUICKLY, WIDELY, FINELY]) {
-    for (const { curve, rank } of traced(phi, conditions, look)) {
-      if (look < FINELY && rank[0] === Infinity) break;
-      const [point] = pointsOn(curve, phi, conditions, target);
-      if (point) return point;
-      if (look === QUICKLY) break; // the best curve may reach the target farther out
-    }
+    const curves = traced(phi, conditions, look);
+    const points = curves.map((curve) => pointsOn(curve, phi, conditions, target));
+    const deep = curves.map((curve) => Math.min(...curve.map((p) => p.reading)) < DEEP);
+    const firsts = points.flatMap((own, i) => (deep[i] ? own.slice(0, 1) : []));
+    // A curve that is cut off by a quick search may get there farther out.
+    const open = look === QUICKLY && points.some((own, i) =>
+      deep[i] && !own.length && curves[i].at(-1).alpha === ALPHAS[QUICK_ROWS - 1]);
+    if (firsts.length && !open) return steadiest(firsts, phi);
+    const others = points.flat();
+    if (look === FINELY && others.length) return steadiest(others, phi);
   }
   return null;
 }
 
+// The point with the least distortion; of mirror images, which have the same, that of small |β| or β > 0.
+function steadiest(points, phi) {
+  const digits = (x) => Number(x.toExponential(4)); // mirror images agree to rounding error
+  const bends = new Map();
+  const bendOf = (p) => {
+    const image = `${digits(p.alpha)} ${digits(p.gamma)}`;
+    if (!bends.has(image)) bends.set(image, points.length > 1 ? distortion(phi, p) : 0);
+    return bends.get(image);
+  };
+  const ranked = points.map((p) => ({ p, rank: [bendOf(p), digits(Math.abs(p.beta)), p.beta < 0 ? 1 : 0] }));
+  return ranked.reduce((best, other) => {
+    const at = best.rank.findIndex((value, i) => value !== other.rank[i]);
+    return at >= 0 && other.rank[at] < best.rank[at] ? other : best;
+  }).p;
+}
+
 // The traced point whose reading is nearest to a target that the curves do not reach, or null.
 function nearestPoint(phi, conditions, target) {
-  const every = traced(phi, conditions, FINELY).flatMap(({ curve }) => curve)
+  const every = traced(phi, conditions, FINELY).flat()
     .map((p) => ({ ...p, gap: Math.abs(p.reading - Math.log(target)) }));
   if (!every.length) return null;
   const least = Math.min(...every.map((p) => p.gap));
@@ -57,7 +80,7 @@ function nearestPoint(phi, conditions, target) {
 
 // The least and the greatest reading on the curves, or null if there is no curve.
 function reachable(phi, conditions) {
-  const every = traced(phi, conditions, FINELY).flatMap(({ curve }) => curve.map((p) => p.reading));
+  const every = traced(phi, conditions, FINELY).flat().map((p) => p.reading);
   return every.length ? [Math.exp(Math.min(...every)), Math.exp(Math.max(...every))] : null;
 }
 
@@ -73,29 +96,11 @@ function kept(make) {
   };
 }
 
-// The curves with their ranks, the best first.
 const traced = kept((phi, conditions, look) => {
   const rough = roughCurves(phi, conditions, look === QUICKLY);
-  const curves = look === FINELY
-    ? [...rough, ...rough.slice(0, rough.mains).flatMap((c) => crests(c, phi, conditions))]
-    : rough;
-  const ranked = curves.map((curve, i) => ({ curve, rank: [...rankOf(curve, phi, conditions), i] }));
-  return ranked.sort((a, b) => {
-    const at = a.rank.findIndex((value, i) => value !== b.rank[i]);
-    return a.rank[at] < b.rank[at] ? -1 : 1;
-  });
+  if (look !== FINELY) return rough;
+  return [...rough, ...rough.slice(0, rough.mains).flatMap((c) => crests(c, phi, conditions))];
 });
-
-// The sort key of curves: distortion in a deep network, then a small |β|, then β > 0.
-function rankOf(curve, phi, conditions) {
-  const [deep] = pointsOn(curve, phi, conditions, DEEP);
-  if (!deep) {
-    const readings = curve.map((p) => p.reading);
-    return [Infinity, Math.min(...readings) - Math.max(...readings), curve[0].beta < 0 ? 1 : 0];
-  }
-  const digits = (x) => Number(x.toExponential(4)); // mirror images agree to rounding error
-  return [digits(distortion(phi, deep)), digits(Math.abs(deep.beta)), deep.beta < 0 ? 1 : 0];
-}
 
 // The curves on the grid of α, and the arcs that join them.
 const roughCurves = kept((phi, conditions, quick) => {
@@ -114,8 +119,8 @@ const zerosAt = kept((phi, alpha, conditions) => {
     if (!(signs[j - 1] * signs[j] < 0)) continue;
     const beta = bisected(phi, conditions, alpha, row[j - 1].beta, row[j].beta, 10);
     const m = moments(phi, alpha, beta);
-    if (!(Math.abs(balanceOf(conditions, m)) < 1e-2)) continue; // a jump, not a zero
-    zeros.push({ alpha, beta, reading: conditions.reading(m) });
+    if (!isSound(phi, conditions, alpha, beta, m, 1e-2)) continue;
+    zeros.push({ alpha, beta, reading: conditions.reading(m), rises: signs[j - 1] < 0 });
   }
   return zeros;
 });
@@ -128,7 +133,7 @@ const survey = kept((phi, alpha) =>
 function shiftsFor(phi, alpha) {
   if (phi.period) return SHIFTS.map((_, i) => (i / 100 - 0.5) * phi.period);
   const around = phi.kinks.flatMap((k) => SHIFTS.map((shift) => k + alpha * shift));
-  return [...SHIFTS.map((shift) => (0.2 + alpha) * shift), ...around].sort((a, b) => a - b);
+  return [...SHIFTS.map((shift) => scaleAt(alpha) * shift), ...around].sort((a, b) => a - b);
 }
 
 // `balance`, or NaN where the moments are rounding error: a flat or an exactly linear stretch.
@@ -136,6 +141,10 @@ function balanceOf(conditions, m) {
   const noise = m.excess < 1e-10 * m.variance || m.variance < (1e-9 * m.mean) ** 2;
   return noise ? NaN : conditions.balance(m);
 }
+
+// Whether `balance` is zero up to `close`, and no rounding error.
+const isSound = (phi, conditions, alpha, beta, m, close) =>
+  Math.abs(balanceOf(conditions, m)) < close && farShare(phi, alpha, beta) < 1e-4;
 
 // The zero of `balance` in β between `low` and `high`.
 function bisected(phi, conditions, alpha, low, high, halvings) {
@@ -149,15 +158,17 @@ function bisected(phi, conditions, alpha, low, high, halvings) {
   return 0.5 * (low + high);
 }
 
-// Curves made from the zeros of neighbouring rows, each joined to the nearest free one.
+// Curves made from the zeros of neighbouring rows, each joined to the nearest free one. Curves do not
+// cross, and `balance` rises with β on every second one.
 function linked(rows) {
   let open = [];
   const closed = [];
   for (const row of rows) {
-    const pairs = open.flatMap((curve, n) => row.map((point, k) => {
+    const pairs = open.flatMap((curve, n) => row.flatMap((point, k) => {
       const last = curve.at(-1);
-      const apart = Math.abs(last.beta - point.beta) / (0.2 + point.alpha);
-      return [apart + Math.abs(last.reading - point.reading), n, k];
+      if (last.rises !== point.rises) return [];
+      const apart = Math.abs(last.beta - point.beta) / scaleAt(point.alpha);
+      return [[apart + Math.abs(last.reading - point.reading), n, k]];
     })).sort((a, b) => a[0] - b[0] || a[1] - b[1] || a[2] - b[2]);
     const [taken, used] = [new Map(), new Set()];
     for (const [, n, k] of pairs) {
@@ -172,7 +183,7 @@ function linked(rows) {
   return [...closed, ...open];
 }
 
-// Arcs over β that join curves that end between the same two rows.
+// Arcs over β, on the scale of its row, that join curves that end between the same two rows.
 function arcs(curves, phi, conditions) {
   const found = [];
   for (const [end, beyond] of [[-1, 1], [0, -1]]) {
@@ -181,16 +192,19 @@ function arcs(curves, phi, conditions) {
       const [{ alpha, beta: low }, { alpha: same, beta: high }] = [ends[i - 1], ends[i]];
       const far = ALPHAS[ALPHAS.indexOf(alpha) + beyond];
       if (alpha !== same || far === undefined) continue;
-      const betas = Array.from({ length: 33 }, (_, n) => low + ((n + 1) / 34) * (high - low));
-      const arc = betas.map((beta) => pointOfArc(phi, conditions, beta, alpha, far)).filter(Boolean);
+      const scale = phi.period ? () => 1 : scaleAt;
+      const arc = Array.from({ length: 33 }, (_, n) => {
+        const shift = (low + ((n + 1) / 34) * (high - low)) / scale(alpha);
+        return pointOfArc(phi, conditions, (a) => shift * scale(a), alpha, far);
+      }).filter(Boolean);
       if (arc.length > 2) found.push(arc);
     }
   }
   return found;
 }
 
-function pointOfArc(phi, conditions, beta, near, far) {
-  const at = (alpha) => balanceOf(conditions, moments(phi, alpha, beta));
+function pointOfArc(phi, conditions, betaAt, near, far) {
+  const at = (alpha) => balanceOf(conditions, moments(phi, alpha, betaAt(alpha)));
   const atNear = at(near);
   if (!(atNear * at(far) < 0)) return null;
   for (let n = 0; n < 40; n++) {
@@ -198,7 +212,10 @@ function pointOfArc(phi, conditions, beta, near, far) {
     if (at(middle) * atNear > 0) near = middle;
     else far = middle;
   }
-  return { alpha: near, beta, reading: conditions.reading(moments(phi, near, beta)) };
+  const beta = betaAt(near);
+  const m = moments(phi, near, beta);
+  const sound = isSound(phi, conditions, near, beta, m, 1e-6);
+  return sound ? { alpha: near, beta, reading: conditions.reading(m) } : null;
 }
 
 // The pieces of a curve around an extremum of its reading, and at its ends, traced more finely.
@@ -224,10 +241,10 @@ function crest(three, phi, conditions) {
     const side = at < logs[1] ? 0 : 1;
     const t = (at - logs[side]) / (logs[side + 1] - logs[side]);
     const middle = betas[side] + t * (betas[side + 1] - betas[side]);
-    const width = 0.3 * spread + 1e-2 * (0.2 + alpha);
+    const width = 0.3 * spread + 1e-2 * scaleAt(alpha);
     const beta = bisected(phi, conditions, alpha, middle - width, middle + width, 40);
     const m = moments(phi, alpha, beta);
-    const sound = Math.abs(balanceOf(conditions, m)) < 1e-6;
+    const sound = isSound(phi, conditions, alpha, beta, m, 1e-6);
     return sound ? { alpha, beta, reading: conditions.reading(m) } : null;
   }).filter(Boolean);
 }
@@ -247,11 +264,9 @@ function startsOn(curve, target) {
   for (let i = 1; i < curve.length; i++) {
     if (!(gap[i - 1] * gap[i] <= 0)) continue;
     const t = gap[i - 1] !== gap[i] ? gap[i - 1] / (gap[i - 1] - gap[i]) : 0;
-    const between = (a, b) => a + t * (b - a);
-    starts.push([
-      between(Math.log(curve[i - 1].alpha), Math.log(curve[i].alpha)),
-      between(curve[i - 1].beta, curve[i].beta),
-    ]);
+    const between = (read) => read(curve[i - 1]) + t * (read(curve[i]) - read(curve[i - 1]));
+    const logAlpha = between((p) => Math.log(p.alpha));
+    starts.push([logAlpha, between((p) => p.beta / scaleAt(p.alpha)) * scaleAt(Math.exp(logAlpha))]);
   }
   if (starts.length) return starts;
   // The curve may turn just beyond its ends or between two points: try from there.
@@ -279,7 +294,7 @@ function polished(phi, conditions, logAlpha, beta, target) {
     const [fb, gb] = [0, 1].map((k) => (up[0][k] - up[1][k]) / (2 * d));
     const det = fa * gb - fb * ga;
     const [stepA, stepB] = [(fb * g - gb * f) / det, (ga * f - fa * g) / det];
-    const size = Math.max(Math.abs(stepA), Math.abs(stepB) / (0.2 + Math.exp(logAlpha)));
+    const size = Math.max(Math.abs(stepA), Math.abs(stepB) / scaleAt(Math.exp(logAlpha)));
     const damp = Math.min(1, 0.5 / size);
     logAlpha += damp * stepA;
     beta += damp * stepB;

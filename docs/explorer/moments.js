@@ -103,6 +103,20 @@ function moments(phi, alpha, beta, gauss = FINE, reach = 9) {
   };
 }
 
+// The share of Var φ′(αz + β) that comes from |z| > 8, close to where the moments end.
+function farShare(phi, alpha, beta) {
+  const [z, w] = rule(panelEnds(phi, alpha, beta, 9), 9, 12);
+  const slope = z.map((t) => phi.slope(alpha * t + beta));
+  const mean = slope.reduce((sum, v, i) => sum + w[i] * v, 0);
+  let [far, all] = [0, 0];
+  for (let i = 0; i < z.length; i++) {
+    const bend = w[i] * (slope[i] - mean) ** 2;
+    all += bend;
+    if (Math.abs(z[i]) > 8) far += bend;
+  }
+  return far / all;
+}
+
 // Q map of φ̂(x) = γ(φ(αx + β) + δ).
 function shapedQMap(phi, { alpha, beta, gamma, delta }, q) {
   let scale = alpha * Math.sqrt(q);

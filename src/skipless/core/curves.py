@@ -6,29 +6,33 @@ equation `balance(α, β) = 0`: its solutions are a few curves in the half plane
 only determines how far along a curve to go, by the `reading` that the fourth condition prescribes:
 $C'(1) - 1$ for DKS, $C''(1)$ for TAT.
 
-So the curves are traced once for each φ and cached; a solve interpolates its starting point on one
-and polishes it with a few Newton steps. Unlike a root finder, this finds every solution, and stays
-on one branch as the depth changes. Where a curve turns back, or its reading has an extremum, it is
-traced more finely.
+So the curves are traced once for each φ and cached; a solve interpolates its starting points on
+them and polishes these with a few Newton steps. Where a curve turns back, or its reading has an
+extremum, it is traced more finely. A curve that closes between two values of α of the trace, a
+third apart, would be missed; scans of the plane that are ten times as fine found none for any
+activation by name.
 
-Of several curves, the one with the most stable Q map is used for all targets that it reaches: the
-one with the least `distortion` at a reading of 1e-5, as in a network of ten thousand layers. Of
-mirror images such as φ̂(-x) and -φ̂(-x), α and γ are positive and |β| is smallest. Where that curve
-ends, as for DKS with GELU near C'(1) = 1.47, the value of ReLU, another one takes over, and the
-parameters jump as the depth changes; before that they vary smoothly.
+Of several solutions, the one with the most stable Q map is used: the one with the least
+`distortion` at the target itself. Only the first solution on each curve that leads to infinitely
+deep networks competes, as long as there is one. A later one may hide its curvature in a step that
+few inputs see, as x - tanh(x) does at great α, and is otherwise a linear function. Of mirror images
+such as φ̂(-x) and -φ̂(-x), α and γ are positive and |β| is smallest. Where a curve ends, as for DKS
+with GELU near C'(1) = 1.47, the value of ReLU, or gets more distorted than another one, that one
+takes over, and the parameters jump as the depth changes; elsewhere they vary smoothly.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from .activations import Activation, Array
-from .gaussian import Moments, distortion, moments, uniform_phase_scale
+from .gaussian import Moments, distortion, far_share, moments, uniform_phase_scale
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,15 @@ class Conditions:
     output: Callable[[Moments], tuple[Array, Array]]
 
 
-def _tat_angle(m: Moments) -> Array:
-    # D = m + δ must satisfy both D² = G and D T = G - P; the angle of (√G |T|, G - P) is then ±45°.
-    return np.arctan2(m.excess - m.imbalance, np.sqrt(np.maximum(m.excess, 0.0)) * np.abs(m.tilt))
+def _tat_balance(sign: float) -> Callable[[Moments], Array]:
+    # D = m + δ must satisfy both D² = G and D T = G - P. Divided by G the equation neither cancels
+    # in deep networks nor gets steep where G vanishes, as the angle of (√G |T|, G - P) would.
+    return lambda m: (
+        1.0 - (m.imbalance + sign * np.sqrt(np.maximum(m.excess, 0.0)) * np.abs(m.tilt)) / m.excess
+    )
+
+
+FloatOrArray = TypeVar("FloatOrArray", float, Array)
 
 
 def _log(x: Array) -> Array:
@@ -61,14 +71,14 @@ DKS_CONDITIONS = Conditions(
 TAT_CONDITIONS = tuple(
     Conditions(
         name,
-        balance=lambda m, angle=angle: _tat_angle(m) - angle,
+        balance=_tat_balance(sign),
         reading=lambda m: _log(m.bending / (m.variance + m.excess)),
         output=lambda m: (
             (m.variance + m.excess) ** -0.5,
             (m.excess - m.imbalance) / m.tilt - m.mean,
         ),
     )
-    for name, angle in (("TAT", math.pi / 4), ("TAT, steep Q", -math.pi / 4))
+    for name, sign in (("TAT", 1.0), ("TAT, steep Q", -1.0))
 )
 
 
@@ -77,7 +87,10 @@ _SHIFTS = np.sinh(np.linspace(-math.asinh(30.0), math.asinh(30.0), 101))
 _NEWTON_STEPS = 10
 # Below these the moments are rounding error: φ is flat or exactly linear there.
 _LEAST_EXCESS, _LEAST_SPREAD = 1e-10, 1e-9
-_DEEP = 1e-5
+# Nor are they moments where φ bends for rarer inputs than the quadrature knows.
+_FAR = 1e-4
+_SAME = 1e-6
+_DEEP = math.log(1e-5)
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,20 @@ class Transformation:
     gamma: float
     delta: float
     reading: float
+
+    @property
+    def constants(self) -> tuple[float, float, float, float]:
+        return self.alpha, self.beta, self.gamma, self.delta
+
+    def is_mirrored(self, other: Self) -> bool:
+        """Whether it is `other`, or a mirror image."""
+        near = partial(math.isclose, rel_tol=_SAME)
+        return near(self.alpha, other.alpha) and near(self.gamma, other.gamma)
+
+    def is_near(self, other: Self) -> bool:
+        """Whether both were polished to one solution."""
+        shift = abs(self.beta - other.beta)
+        return self.is_mirrored(other) and shift < _SAME * _scale(self.alpha)
 
 
 @dataclass(frozen=True)
@@ -104,9 +131,46 @@ def transformations(
     activation: Activation, conditions: Conditions, target: float
 ) -> Iterator[Transformation]:
     """The transformations of φ that satisfy `conditions` with reading `target`, best first."""
+    yield from _ranked(activation, conditions, target)
+
+
+@lru_cache(maxsize=256)
+def _ranked(
+    activation: Activation, conditions: Conditions, target: float
+) -> tuple[Transformation, ...]:
     tracer = _CurveTracer(activation, conditions)
-    for curve in trace_curves(activation, conditions):
-        yield from tracer.on_curve(curve, target)
+    curves = trace_curves(activation, conditions)
+    firsts: list[Transformation] = []
+    others: list[Transformation] = []
+    for curve, points in zip(curves, tracer.on_curves(curves, target), strict=True):
+        first = 1 if float(np.min(curve.reading)) < _DEEP else 0
+        firsts += points[:first]
+        others += points[first:]
+    found: list[Transformation] = []
+    for group in (firsts, others):
+        found += _by_stability(activation, [p for p in group if not any(map(p.is_near, found))])
+    return tuple(found)
+
+
+def _by_stability(activation: Activation, points: list[Transformation]) -> list[Transformation]:
+    """The `points`, each once, those with the least distortion first."""
+    mirrored: list[list[Transformation]] = []
+    for point in points:
+        for images in mirrored:
+            if point.is_mirrored(images[0]):
+                if not any(map(point.is_near, images)):
+                    images.append(point)
+                break
+        else:
+            mirrored.append([point])
+    if len(mirrored) > 1:
+        mirrored.sort(key=lambda images: distortion(activation, images[0].constants))
+    return [point for images in mirrored for point in sorted(images, key=_shift_order)]
+
+
+def _shift_order(point: Transformation) -> float:
+    """|β|; of equal ones, which rounding may order otherwise, β > 0 is first."""
+    return abs(point.beta) - (_SAME * (1.0 + point.beta) if point.beta > 0.0 else 0.0)
 
 
 def reachable_range(activation: Activation, conditions: Conditions) -> tuple[float, float] | None:
@@ -142,9 +206,8 @@ def nearest_transformation(
 
 @lru_cache(maxsize=256)
 def trace_curves(activation: Activation, conditions: Conditions) -> tuple[Curve, ...]:
-    """The curves on which `balance` vanishes, traced over α from 1e-4 to 1e6, best first."""
-    tracer = _CurveTracer(activation, conditions)
-    return tuple(sorted(tracer.curves(), key=tracer.rank))
+    """The curves on which `balance` vanishes, traced over α from 1e-4 to 1e6."""
+    return _CurveTracer(activation, conditions).curves()
 
 
 @lru_cache(maxsize=64)
@@ -165,7 +228,12 @@ def _shifts(activation: Activation, alpha: float) -> Array:
     if activation.period is not None:
         return np.linspace(-0.5, 0.5, _SHIFTS.size) * activation.period
     around = [np.asarray([k]) + alpha * _SHIFTS for k in activation.kinks]
-    return np.unique(np.concatenate([(0.2 + alpha) * _SHIFTS, *around]))
+    return np.unique(np.concatenate([_scale(alpha) * _SHIFTS, *around]))
+
+
+def _scale(alpha: FloatOrArray) -> FloatOrArray:
+    """On which β matters at this α."""
+    return 0.2 + alpha
 
 
 @dataclass(frozen=True)
@@ -175,50 +243,41 @@ class _CurveTracer:
     phi: Activation
     conditions: Conditions
 
-    def rank(self, curve: Curve) -> tuple[float, float, float, bool]:
-        """A sort key for curves: the distortion in a deep network, then the canonical form."""
-        deep = next(self.on_curve(curve, _DEEP), None)
-        if deep is None:
-            bend, span, beta = math.inf, float(np.ptp(curve.reading)), float(curve.beta[0])
-        else:
-            bend = distortion(self.phi, (deep.alpha, deep.beta, deep.gamma, deep.delta))
-            span, beta = 0.0, deep.beta
-        # Mirror images agree to rounding error; five digits make them equal.
-        return float(f"{bend:.4e}"), -float(f"{span:.4e}"), float(f"{abs(beta):.4e}"), beta < 0.0
-
     def curves(self) -> tuple[Curve, ...]:
         rows: list[int] = []
         brackets: list[tuple[float, float]] = []
+        rises: list[bool] = []
         for i, (betas, m) in enumerate(_survey(self.phi)):
             f = self._balance(m)
             for j in np.flatnonzero(f[:-1] * f[1:] < 0.0):
                 rows.append(i)
                 brackets.append((betas[j], betas[j + 1]))
+                rises.append(bool(f[j] < 0.0))
         if not rows:
             return ()
         index = np.array(rows, np.intp)
         alpha, (low, high) = _ALPHAS[index], np.array(brackets).T
         beta = self.zeros(alpha, low, high)
         sound, reading = self._sound(alpha, beta, close=1e-2)
-        curves = _link(index[sound], beta[sound], reading[sound])
+        curves = _link(index[sound], beta[sound], reading[sound], np.array(rises)[sound])
         return (*curves, *self._arcs(curves), *self._crests(curves))
 
-    def on_curve(self, curve: Curve, target: float) -> Iterator[Transformation]:
-        """The points of one curve with reading `target`, those nearest to its deep end first."""
-        starts = _starts(curve, math.log(target))
-        if not starts:
-            return
-        alpha, beta = self._polish(np.array(starts).T, math.log(target))
-        if not alpha.size:
-            return
-        found = self.at(alpha, beta)
-        if curve.reading[-1] < curve.reading[0]:
-            found.reverse()
-        seen: list[float] = []
-        for point in found:
-            if not any(abs(math.log(alpha / point.alpha)) < 1e-6 for alpha in seen):
-                seen.append(point.alpha)
-                yield point
+    def on_curves(self, curves: Sequence[Curve], target: float) -> list[list[Transformation]]:
+        """The points of each curve with reading `target`, those nearest to its deep end first."""
+        starts = [_starts(curve, math.log(target)) for curve in curves]
+        found: list[list[Transformation]] = [[] for _ in curves]
+        if not any(starts):
+            return found
+        owners = np.repeat(np.arange(len(curves)), list(map(len, starts)))
+        stacked = np.array([start for own in starts for start in own]).T
+        alpha, beta, good = self._polish(stacked, math.log(target))
+        points = self.at(alpha[good], beta[good]) if good.any() else []
+        for owner, point in zip(owners[good], points, strict=True):
+            found[int(owner)].append(point)
+        for curve, own in zip(curves, found, strict=True):
+            if curve.reading[-1] < curve.reading[0]:
+                own.reverse()
+        return found
 
     def at(self, alpha: Array, beta: Array) -> list[Transformation]:
         m = moments(self.phi, alpha, beta)
@@ -257,34 +316,40 @@ class _CurveTracer:
     def _sound(
         self, alpha: Array, beta: Array, close: float
     ) -> tuple[npt.NDArray[np.bool_], Array]:
-        """Where `balance` is zero up to `close`, and does not just jump; and the reading there."""
+        """Where `balance` is zero up to `close`, and no rounding error; and the reading there."""
         m = moments(self.phi, alpha, beta)
         with np.errstate(all="ignore"):
-            return np.abs(self._balance(m)) < close, self.conditions.reading(m)
+            zero = np.abs(self._balance(m)) < close
+            return zero & (far_share(self.phi, alpha, beta) < _FAR), self.conditions.reading(m)
 
     def _arcs(self, curves: tuple[Curve, ...]) -> Iterator[Curve]:
         """The arcs that join curves that end between the same two rows.
 
-        There α has an extremum and β does not: the arc is traced over β, with α by bisection.
+        There α has an extremum and β, on the scale of its row, does not: the arc is traced over
+        that, with α by bisection.
         """
+        scale = _scale if self.phi.period is None else np.ones_like
         for end, beyond in ((-1, 1), (0, -1)):
             ends = sorted((float(c.alpha[end]), float(c.beta[end])) for c in curves)
             for (alpha, low), (same, high) in pairwise(ends):
                 row = int(np.searchsorted(_ALPHAS, alpha * 0.999))
                 if alpha != same or not 0 <= row + beyond < _ALPHAS.size:
                     continue
-                beta = np.linspace(low, high, 35)[1:-1]
-                near, far = np.full_like(beta, alpha), np.full_like(beta, _ALPHAS[row + beyond])
-                at_near = self._balance_at(near, beta)
-                across = at_near * self._balance_at(far, beta) < 0.0
+                shift = np.linspace(low, high, 35)[1:-1] / scale(alpha)
+                near, far = np.full_like(shift, alpha), np.full_like(shift, _ALPHAS[row + beyond])
+                at_near = self._balance_at(near, shift * scale(near))
+                across = at_near * self._balance_at(far, shift * scale(far)) < 0.0
                 if np.sum(across) < 3:
                     continue
-                beta, near, far, at_near = (x[across] for x in (beta, near, far, at_near))
+                shift, near, far, at_near = (x[across] for x in (shift, near, far, at_near))
                 for _ in range(40):
                     middle = np.sqrt(near * far)
-                    same_side = self._balance_at(middle, beta) * at_near > 0.0
+                    same_side = self._balance_at(middle, shift * scale(middle)) * at_near > 0.0
                     near, far = np.where(same_side, middle, near), np.where(same_side, far, middle)
-                yield Curve(near, beta, self.conditions.reading(moments(self.phi, near, beta)))
+                beta = shift * scale(near)
+                sound, reading = self._sound(near, beta, close=1e-6)
+                if np.sum(sound) > 2:
+                    yield Curve(near[sound], beta[sound], reading[sound])
 
     def _crests(self, curves: tuple[Curve, ...]) -> Iterator[Curve]:
         """The pieces of the curves around an extremum of their reading, traced more finely."""
@@ -297,14 +362,14 @@ class _CurveTracer:
                 finer = np.linspace(float(log_alpha[0]), float(log_alpha[-1]), 33)
                 alpha = np.exp(finer)
                 middle = np.asarray(np.interp(finer, log_alpha, shift), np.float64)
-                width = 0.3 * float(np.ptp(shift)) + 1e-2 * (0.2 + alpha)
+                width = 0.3 * float(np.ptp(shift)) + 1e-2 * _scale(alpha)
                 beta = self.zeros(alpha, middle - width, middle + width, halvings=16, secants=3)
                 sound, reading = self._sound(alpha, beta, close=1e-6)
                 if np.sum(sound) > 2:
                     yield Curve(alpha[sound], beta[sound], reading[sound])
 
-    def _polish(self, start: Array, target: float) -> tuple[Array, Array]:
-        """Newton's method from every start at once; returns (α, β) where it converged."""
+    def _polish(self, start: Array, target: float) -> tuple[Array, Array, npt.NDArray[np.bool_]]:
+        """Newton's method from every start at once; returns α, β, and where it converged."""
 
         def equations(log_alpha: Array, beta: Array) -> tuple[Array, Array]:
             m = moments(self.phi, np.exp(log_alpha), beta)
@@ -323,7 +388,7 @@ class _CurveTracer:
                 det = f_a * g_b - f_b * g_a
                 step_a = (f_b * g[0] - g_b * f[0]) / det
                 step_b = (g_a * f[0] - f_a * g[0]) / det
-                size = np.maximum(np.abs(step_a), np.abs(step_b) / (0.2 + np.exp(log_alpha)))
+                size = np.maximum(np.abs(step_a), np.abs(step_b) / _scale(np.exp(log_alpha)))
                 damp = np.minimum(1.0, 0.5 / size)
                 log_alpha, beta = log_alpha + damp * step_a, beta + damp * step_b
                 if np.nanmax(size, initial=0.0) < 1e-9:
@@ -331,21 +396,32 @@ class _CurveTracer:
             last_f, last_g = equations(log_alpha, beta)
             noise = 1e-15 * np.exp(-2.0 * log_alpha)  # of moments that are differences of order α²
             good = (np.abs(last_f) < 1e-9 + noise) & (np.abs(last_g) < 1e-6 + noise)
-        return np.exp(log_alpha[good]), beta[good]
+        return np.exp(log_alpha), beta, good
 
 
-def _link(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[Curve, ...]:
-    """Joins the points of neighbouring rows into curves, each to the nearest one left."""
+def _link(
+    index: npt.NDArray[np.intp], beta: Array, reading: Array, rises: npt.NDArray[np.bool_]
+) -> tuple[Curve, ...]:
+    """Joins the points of neighbouring rows into curves, each to the nearest one left.
+
+    Curves do not cross, and `balance` rises with β on every second one, so that neighbours which
+    run close together are not mistaken for each other.
+    """
     open_: list[list[int]] = []
     closed: list[list[int]] = []
 
     def distance(j: int, k: int) -> float:
-        scale = 0.2 + _ALPHAS[index[k]]
+        scale = _scale(float(_ALPHAS[index[k]]))
         return float(abs(beta[j] - beta[k]) / scale + abs(reading[j] - reading[k]))
 
     for i in range(_ALPHAS.size):
         free: list[int] = np.flatnonzero(index == i).tolist()
-        pairs = sorted((distance(c[-1], k), n, k) for n, c in enumerate(open_) for k in free)
+        pairs = sorted(
+            (distance(c[-1], k), n, k)
+            for n, c in enumerate(open_)
+            for k in free
+            if rises[c[-1]] == rises[k]
+        )
         taken: dict[int, int] = {}
         for _, n, k in pairs:
             if n not in taken and k not in taken.values():
@@ -360,11 +436,12 @@ def _link(index: npt.NDArray[np.intp], beta: Array, reading: Array) -> tuple[Cur
 def _starts(curve: Curve, target: float) -> list[tuple[float, float]]:
     """Points (log α, β) near those of the curve with reading `target`, in order of α."""
     gap, log_alpha = curve.reading - target, np.log(curve.alpha)
+    shift = curve.beta / _scale(curve.alpha)
     starts: list[tuple[float, float]] = []
     for i in np.flatnonzero(gap[:-1] * gap[1:] <= 0.0):
         t = gap[i] / (gap[i] - gap[i + 1]) if gap[i] != gap[i + 1] else 0.0
-        between = [x[i] + t * (x[i + 1] - x[i]) for x in (log_alpha, curve.beta)]
-        starts.append((float(between[0]), float(between[1])))
+        at, scaled = (float(x[i] + t * (x[i + 1] - x[i])) for x in (log_alpha, shift))
+        starts.append((at, scaled * _scale(math.exp(at))))
     if not starts:
         # The curve may turn just beyond its ends or between two points: try from there.
         turns = {0, gap.size - 1, *(1 + np.flatnonzero(np.diff(np.sign(np.diff(gap))))).tolist()}

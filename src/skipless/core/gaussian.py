@@ -254,6 +254,15 @@ def moments(activation: Activation, alpha: Array, beta: Array, *, bending: bool 
     return _moments_at_nodes(activation, alpha, beta, z, w, bending=bending)
 
 
+def far_share(activation: Activation, alpha: Array, beta: Array) -> Array:
+    """The share of Var φ′(αz + β) that comes from |z| > 8, close to where `moments` ends."""
+    z, w = _moment_rule(activation, alpha, beta)
+    with np.errstate(all="ignore"):
+        v = activation.slope(alpha[:, None] * z + beta[:, None])
+        bend = w * (v - _dot(w, v)[:, None]) ** 2
+        return np.where(np.abs(z) > 8.0, bend, 0.0).sum(axis=-1) / bend.sum(axis=-1)
+
+
 def tanh_sinh_moments(activation: Activation, alpha: float, beta: float) -> Moments:
     """The same moments by tanh-sinh quadrature, which shares no nodes with `moments`."""
     ends = np.sort((np.asarray([0.0, *activation.kinks]) - beta) / alpha)
