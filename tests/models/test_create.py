@@ -81,7 +81,8 @@ def test_an_mlp_flattens_its_input_and_has_as_many_layers_as_its_depth() -> None
     norms: dict[Norm, str] = {"batch": "BatchNorm1d", "layer": "LayerNorm"}
     for norm, kind in norms.items():
         model = create_model("mlp:3", **options, norm=norm)
-        assert count(model) == layers + 2 * each + logits
+        biases = 0 if norm == "batch" else each
+        assert count(model) == layers + biases + 2 * each + logits
         assert kind in kinds(model)
     assert plain(torch.zeros(6, 2, 4, 5)).shape == (6, 3)
 
@@ -149,6 +150,26 @@ def test_weights_of_normalised_networks_are_orthogonal_delta_ones_scaled_by_root
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     assert {m.momentum for m in norms} == {0.1}
     assert all((m.running_var == 1.0).all() and (m.weight == 1.0).all() for m in norms)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mlp:8"])
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_layers_have_biases_where_normalisation_does_not_undo_them(name: str, norm: Norm) -> None:
+    weight = 0.0 if name == "resnet18" else None
+    model = create_model(name, **SMALL, width=thin(name), shortcut_weight=weight, norm=norm)
+    images = torch.randn(16, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)][:-1]
+    before = model(images)
+    for layer in layers:
+        assert (layer.bias is None) == (norm == "batch")
+        shift = torch.linspace(-1.0, 1.0, len(layer.weight))
+        if layer.bias is not None:
+            assert not layer.bias.any()
+            layer.bias.data += shift
+        else:
+            shift = shift.view(-1, *(1,) * (layer.weight.ndim - 2))
+            layer.register_forward_hook(lambda *own, b=shift: own[-1] + b)
+    assert torch.allclose(model(images), before, atol=1e-3) == (norm == "batch")
 
 
 def test_other_activations_of_normalised_networks_keep_q_too() -> None:

@@ -119,8 +119,8 @@ def _pre_activation(
 def _convolution(
     inputs: int, outputs: int, kernel: int, stride: int = 1, *, norm: Norm
 ) -> nn.Conv2d:
-    """A convolution, without bias if normalisation layers have shifts of their own."""
-    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=norm == "none")
+    """A convolution, without bias if BatchNorm would subtract it."""
+    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=norm != "batch")
 
 
 class Block(nn.Module):
@@ -229,7 +229,7 @@ class MLP(nn.Module):
         super().__init__()
         layers, inputs = [], in_features
         for _ in range(plan.depth):
-            linear = nn.Linear(inputs, plan.width, bias=plan.norm == "none")
+            linear = nn.Linear(inputs, plan.width, bias=plan.norm != "batch")
             after = _pre_activation(plan.width, plan.norm, activation, images=False)
             layers.append(nn.Sequential(OrderedDict(linear=linear, **after)))
             inputs = plan.width
