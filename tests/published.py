@@ -21,6 +21,8 @@ KFAC_SETTINGS = {
 # approximation every iteration, and computed the Fisher inverse every 50 iterations"; the initial
 # learning rates of the grid search, at batches of 1,024.
 MOMENTUM = 0.9
+# examples/resnet50_imagenet/pipeline.py of kfac-jax, which the authors wrote and used.
+KFAC_JAX_RESNET50_NORM = 0.01
 KFAC_PERIODS = {"curvature_period": 1, "inverse_period": 50}
 KFAC_RATES = (0.003, 0.001, 0.0003, 0.0001, 0.00003)
 

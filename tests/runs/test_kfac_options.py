@@ -87,8 +87,44 @@ def test_what_is_given_wins_over_the_preset(name: str) -> None:
     assert {key: found[key] for key in PRESET} == published.KFAC_SETTINGS["imagenet"] | {name: 0.5}
 
 
-def test_presets_are_those_of_the_paper() -> None:
-    assert published.KFAC_SETTINGS == PRESETS
+def test_presets_are_those_of_the_paper_and_one_for_batch_norm() -> None:
+    own = {"batchnorm": {"damping": 0.01, "norm_constraint": published.KFAC_JAX_RESNET50_NORM}}
+    assert published.KFAC_SETTINGS | own == PRESETS
+
+
+@pytest.mark.parametrize(
+    ("given", "preset", "rate"),
+    [
+        ({"model": "resnet18"}, "batchnorm", 0.1),
+        ({"model": "resnet18", "lr": 0.3}, "batchnorm", 0.3),
+        ({"model": "mlp:14", "norm": "batch"}, "batchnorm", 0.1),
+        ({"model": "resnet18", "kfac_preset": "cifar10"}, "cifar10", DEFAULT_RATES["kfac"]),
+        ({"model": "resnet18", "norm": "layer"}, "cifar10", DEFAULT_RATES["kfac"]),
+        ({"model": "resnet18", "shortcut_weight": 0.0}, "cifar10", DEFAULT_RATES["kfac"]),
+        ({"model": "mlp:14"}, "cifar10", DEFAULT_RATES["kfac"]),
+    ],
+)
+def test_a_new_run_with_batch_norm_takes_its_preset_unless_another_is_given(
+    given: dict[str, Any], preset: str, rate: float
+) -> None:
+    small = {"optimizer": "kfac", "width": 8 if given["model"] == "mlp:14" else 1 / 32}
+    new = Configuration.of_new_run(small, given)
+    optimizer = build_run(new, Process()).optimizer
+    assert (new.kfac.preset, optimizer.param_groups[0]["lr"]) == (preset, rate)
+    assert isinstance(optimizer, KFAC)
+    assert optimizer.norm_constraint == PRESETS[new.kfac.preset or "cifar10"]["norm_constraint"]
+    assert Configuration.of(small, given).kfac.preset == given.get("kfac_preset", "cifar10")
+
+
+def test_the_command_line_says_which_preset_it_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["train", "--model", "mlp:14", "--norm", "batch", "--width", "8", "--steps", "1"]
+    options += ["--optimizer", "kfac", "--dry-run"]
+    assert main(options) == 0
+    assert "K-FAC takes its preset batchnorm" in capsys.readouterr().out
+    assert main([*options, "--kfac-preset", "cifar10"]) == 0
+    assert "preset batchnorm" not in capsys.readouterr().out
 
 
 # As versions before `Configuration.kfac` wrote them.

@@ -84,6 +84,12 @@ def train(
             f"gradients are clipped at norm {configuration.clip:g}, as by default for SGD without "
             f"normalisation layers; learning rate {configuration.lr:g}. --clip none turns it off."
         )
+    preset_given = any("kfac_preset" in own for own in layers)
+    if configuration.kfac.preset == "batchnorm" and not resumes and not preset_given:
+        notes.append(
+            "K-FAC takes its preset batchnorm, as by default for networks with BatchNorm. "
+            "--kfac-preset cifar10 is that of networks without."
+        )
     if configuration.norm == "layer" and configuration.method is not None and not resumes:
         notes.append(
             f"--norm layer normalises each sample besides what --method {configuration.method} "

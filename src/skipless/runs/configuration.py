@@ -115,6 +115,11 @@ class NetworkOptions:
         plain = self.method is not None or self.shortcut_weight is not None
         return not plain and not self.model.startswith("mlp")
 
+    @property
+    def batch_normalised(self) -> bool:
+        """Whether these are BatchNorm, the default where there are any."""
+        return self.normalised and self.norm != "layer"
+
     def build_method(self) -> Method | None:
         """The method by which the kernel is shaped, if there is one."""
         targets = {name: getattr(self, name) for own in TARGETS.values() for name in own}
@@ -197,12 +202,17 @@ class Configuration(Settings, OptimizerOptions, DataOptions, NetworkOptions):
 
     @classmethod
     def of_new_run(cls, *layers: Mapping[str, object]) -> Configuration:
-        """As `of`, with the clipping and learning rate of SGD that `skipless train` defaults to.
+        """As `of`, with the defaults of `skipless train` that depend on the network.
 
-        Other configurations do not clip by default, so that runs of the paper, and those of earlier
-        versions that resume, keep their numbers.
+        These are the clipping and learning rate of SGD, and K-FAC's preset for BatchNorm. Other
+        configurations do not have them, so that runs of the paper, and those of earlier versions
+        that resume, keep their numbers.
         """
         found = cls.of(*layers)
+        if found.optimizer == "kfac" and found.batch_normalised:
+            if not any("kfac_preset" in layer for layer in layers):
+                found = replace(found, kfac=replace(found.kfac, preset="batchnorm"))
+            return found
         if found.optimizer != "sgd" or found.normalised:
             return found
         if not any("clip" in layer for layer in layers):

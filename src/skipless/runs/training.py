@@ -42,6 +42,7 @@ DEFAULT_RATES = {
     "soap": 0.001,
     "kfac": 0.003,
 }
+KFAC_BATCH_NORM_RATE = 0.1  # with its preset
 _MOST_WORKERS = 16  # more than decode images as fast as a GPU takes them
 # No result depends on these; a teacher may have moved, but its checksum is compared.
 _OF_THE_MACHINE = {"channels_last", "threads", "log_every", "teacher"}
@@ -144,7 +145,11 @@ def build_run(configuration: Configuration, process: Process) -> Run:
 
 
 def _learning_rate(configuration: Configuration) -> float:
-    return DEFAULT_RATES[configuration.optimizer] if configuration.lr is None else configuration.lr
+    if configuration.lr is not None:
+        return configuration.lr
+    if configuration.optimizer == "kfac" and configuration.kfac.preset == "batchnorm":
+        return KFAC_BATCH_NORM_RATE
+    return DEFAULT_RATES[configuration.optimizer]
 
 
 def load_images(options: DataOptions) -> Data:

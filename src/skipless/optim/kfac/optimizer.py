@@ -66,7 +66,8 @@ class KFAC(Optimizer):
         l2: Penalty on weights, half of it times their squares; not on biases and normalisation.
         settings: All of the following as one object; those given as keywords replace its own.
         preset: `damping` and `norm_constraint` of the paper's runs: "imagenet" (default), or
-            "cifar10" for small data and small batches.
+            "cifar10" for small data and small batches; "batchnorm" for networks with BatchNorm,
+            with a learning rate of about 0.1.
         damping: Added to the curvature, together with `l2`.
         norm_constraint: The largest squared length of a step before momentum, in the metric of the
             curvature; None does not limit it.
