@@ -6,16 +6,18 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from skipless.train import process as processes
 from skipless.train.checkpoint import random_state, restore_random_state
 from skipless.train.journal import provenance
 from skipless.train.memory import estimate_memory
-from skipless.train.process import cores, process_group
+from skipless.train.process import Process, cores, distribute, gpu_kernels, process_group
 from skipless.train.settings import Settings
 
 CPU = torch.device("cpu")
@@ -42,6 +44,57 @@ def test_settings_of_torch_are_as_asked_and_then_as_before() -> None:
         assert (process.rank, process.world, process.is_main) == (0, 1, True)
     assert torch.get_num_threads() == threads
     assert (tiny * 1.0).item() > 0.0
+
+
+def kernels() -> tuple[object, ...]:
+    cudnn: Any = torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
+    return matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark
+
+
+@pytest.mark.parametrize(
+    ("tf32", "precision"), [(True, ("tf32", "tf32")), (False, ("ieee", "ieee")), (None, None)]
+)
+def test_products_on_gpus_are_rounded_as_asked_and_then_as_before(
+    tf32: bool | None, precision: tuple[str, str] | None
+) -> None:
+    before = kernels()
+    for benchmark in (True, False):
+        with gpu_kernels(tf32, benchmark):
+            assert kernels() == (*(precision or before[:2]), benchmark)
+        assert kernels() == before
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "kind"),
+    [
+        ("cuda:0", None, nn.SyncBatchNorm),
+        ("cuda:0", True, nn.SyncBatchNorm),
+        ("cuda:0", False, nn.BatchNorm2d),
+        ("cpu", False, nn.BatchNorm2d),
+    ],
+)
+def test_batch_norm_sees_the_whole_batch_or_a_share_as_asked(
+    monkeypatch: pytest.MonkeyPatch, device: str, asked: bool | None, kind: type
+) -> None:
+    monkeypatch.setattr(processes, "DistributedDataParallel", lambda model, **_: model)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    distributed = distribute(model, Process(0, 2, torch.device(device)), asked)
+    assert type(list(distributed.modules())[-1]) is kind
+
+
+def test_batch_norm_of_cpus_cannot_see_the_whole_batch_which_only_matters_if_there_is_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "DistributedDataParallel", lambda model, **_: model)
+    two = Process(0, 2, CPU)
+    plain, normalised = nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2))
+    assert distribute(plain, two, True) is plain
+    assert distribute(normalised, Process(), True) is normalised
+    with pytest.raises(ValueError, match=r"no SyncBatchNorm for cpu\. Use --no-sync-batch-norm"):
+        distribute(normalised, two, True)
+    with pytest.warns(UserWarning, match="statistics over each of the 2 processes' shares"):
+        distribute(normalised, two)
 
 
 @pytest.mark.parametrize(

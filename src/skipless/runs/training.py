@@ -28,7 +28,7 @@ from skipless.train.data import Data, load_data
 from skipless.train.engine import Engine, RunStatus, Teacher
 from skipless.train.journal import provenance
 from skipless.train.memory import TrainingMemory, estimate_memory
-from skipless.train.process import Process, cores, process_group
+from skipless.train.process import Process, cores, gpu_kernels, process_group
 
 from .configuration import Configuration, DataOptions, flag, options
 
@@ -79,7 +79,12 @@ def train(
     With `resume`, continue the run there from its newest checkpoint. The `notes` are warnings once
     the run is built. Under `torchrun`, only the first process warns and returns a record.
     """
-    with process_group(configuration.device, configuration.threads) as process, ExitStack() as held:
+    given = configuration
+    with (
+        process_group(given.device, given.threads) as process,
+        gpu_kernels(given.tf32, given.cudnn_benchmark),
+        ExitStack() as held,
+    ):
         claimed = _claim_folder(output, process, resume, held)
         if resume:
             _require_same_settings(output, configuration)

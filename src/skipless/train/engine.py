@@ -133,7 +133,7 @@ class Engine:
         self.schedule = Schedule(settings.schedule, self.total, warmup, settings.mark_fractions)
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
-        self.network, self.teacher = distribute(model, process), teacher
+        self.network, self.teacher = distribute(model, process, settings.sync_batch_norm), teacher
         if settings.compile:
             self._compile()
         self.average: AveragedModel | None = None

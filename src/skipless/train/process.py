@@ -96,6 +96,29 @@ def process_group(device: str = "auto", threads: int | None = None) -> Iterator[
         torch.set_flush_denormal(flushed_before)
 
 
+@contextmanager
+def gpu_kernels(tf32: bool | None, benchmark: bool) -> Iterator[None]:
+    """While entered, NVIDIA's libraries compute as said; no other device notices.
+
+    TensorFloat-32 rounds inputs of products to ten binary digits. With None, PyTorch decides: it
+    takes it for convolutions only. The `benchmark` times cuDNN's algorithms for each new shape and
+    takes the fastest, so that two runs may take different ones.
+    """
+    cudnn: Any = torch.backends.cudnn  # a module by its type
+    products = (torch.backends.cuda.matmul, cudnn.conv)
+    before = [*(own.fp32_precision for own in products), cudnn.benchmark]
+    try:
+        if tf32 is not None:
+            for own in products:
+                own.fp32_precision = "tf32" if tf32 else "ieee"
+        cudnn.benchmark = benchmark
+        yield
+    finally:
+        for own, precision in zip(products, before, strict=False):
+            own.fp32_precision = precision
+        cudnn.benchmark = before[-1]
+
+
 def _join(backend: str) -> None:
     # After a restart, torchrun's store still has the addresses of processes that are gone, if it
     # was given a port, and processes would wait for these.
@@ -151,22 +174,32 @@ def exit_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def distribute(model: nn.Module, process: Process) -> nn.Module:
-    """The model as one whose gradients all processes average; itself for a single process."""
+def distribute(
+    model: nn.Module, process: Process, sync_batch_norm: bool | None = None
+) -> nn.Module:
+    """The model as one whose gradients all processes average; itself for a single process.
+
+    With `sync_batch_norm`, BatchNorm takes its statistics over the whole batch, otherwise over this
+    process's share; None synchronises on GPUs only.
+    """
     if process.world == 1:
         return model
     cuda = process.device.type == "cuda"
-    if cuda:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    elif process.is_main and any(
-        isinstance(m, nn.BatchNorm2d | nn.BatchNorm1d) for m in model.modules()
-    ):
-        warnings.warn(
-            f"BatchNorm takes its statistics over each of the {process.world} processes' shares of "
-            "a batch, because PyTorch has no SyncBatchNorm for CPUs: losses differ from those of "
-            "one process.",
-            stacklevel=3,
-        )
+    if any(isinstance(m, nn.BatchNorm2d | nn.BatchNorm1d) for m in model.modules()):
+        if sync_batch_norm and not cuda:
+            raise ValueError(
+                "sync_batch_norm needs GPUs: PyTorch has no SyncBatchNorm for "
+                f"{process.device.type}. Use --no-sync-batch-norm, or a single process."
+            )
+        if sync_batch_norm is None and not cuda and process.is_main:
+            warnings.warn(
+                f"BatchNorm takes its statistics over each of the {process.world} processes' "
+                "shares of a batch, because PyTorch has no SyncBatchNorm for CPUs: losses differ "
+                "from those of one process.",
+                stacklevel=3,
+            )
+        if cuda and sync_batch_norm is not False:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     return DistributedDataParallel(model, device_ids=[process.device.index] if cuda else None)
 
 

@@ -78,6 +78,19 @@ class Settings:
         None, "Use the channels-last memory format.  [default: for convolutions]"
     )
     compile: bool = option(False, "Compile the network with torch.compile.")
+    tf32: bool | None = option(
+        None,
+        "NVIDIA GPUs: round inputs of products to TensorFloat-32.  [default: of convolutions]",
+        resumable=True,
+    )
+    cudnn_benchmark: bool = option(
+        True, "NVIDIA GPUs: time cuDNN's algorithms and take the fastest.", resumable=True
+    )
+    sync_batch_norm: bool | None = option(
+        None,
+        "Several processes: BatchNorm sees the whole batch, or each process's share.  [default: "
+        "the whole batch on GPUs]",
+    )
     workers: int | None = option(
         None, "Processes that decode images.  [default: as many as help]", resumable=True
     )
