@@ -1,7 +1,8 @@
 """What a run leaves on disk: its setup in `run.json` and its measurements in `metrics.jsonl`.
 
 Each line of `metrics.jsonl` is an object with a `kind` ("train", "validation", "average"), the
-`step` after which it was measured, and numbers by name. A run that diverges ends in a line of the
+`step` after which it was measured, and numbers by name. Those of the kind "layers" are measured in
+their step, and named such as "q/stages.0.0.branch.conv1". A run that diverges ends in a line of the
 kind "diverged": the step, its learning rate, and the last finite loss since the line before.
 """
 

@@ -103,6 +103,31 @@ def test_runs_of_different_speed_are_also_shown_by_time(
         assert lines(charts[5])["b"].points == [(15.0, 87.5), (30.0, pytest.approx(70.0))]
 
 
+def test_what_a_run_logged_of_its_layers_is_shown_by_epoch(tmp_path: Path) -> None:
+    names = [f"stages.{n}" for n in range(2, 12)]  # 2, 3, ..., 10, 11
+    measured: dict[str, Json] = {}
+    for place, name in enumerate(names):
+        measured |= {f"q/{name}": 2.0**-place, f"c/{name}": place / 10 - 0.2}
+    lines_of = [
+        {"kind": "layers", "step": step, "epoch": step / 10, "seconds": step, **measured}
+        for step in (1, 10, 20)
+    ]
+    lines_of[1]["c/stages.2"] = None  # not a number, as in a run that diverges
+    alone = runs_section([run(tmp_path / "first", [*rows(0.8), *lines_of])])
+    q, c = alone.charts[4:]  # and no charts of gradients and weights, which it lacks
+    assert titles([q, c]) == [("q of layers", "epoch"), ("c of layers", "epoch")]
+    assert list(lines(q)) == list(lines(c)) == [f"stages.{n}" for n in (2, 4, 6, 7, 9, 11)]
+    assert lines(q)["stages.4"].points == [(0.1, 0.25), (1.0, 0.25), (2.0, 0.25)]
+    assert lines(q)["stages.11"].value == "0.002"
+    assert lines(c)["stages.2"].finite == [(0.1, -0.2), (2.0, -0.2)]
+    assert c.y.low == -0.2
+    both = runs_section([run(tmp_path / "second", rows(0.7)), Record.read(tmp_path / "first")])
+    assert [chart.title for chart in both.charts[4:]] == [
+        "q of layers: first",
+        "c of layers: first",
+    ]
+
+
 def test_of_many_runs_the_charts_show_the_six_best_and_say_so(tmp_path: Path) -> None:
     best = [0.91, 0.99, 0.92, 0.98, 0.93, 0.97, 0.94, 0.96]
     records = [run(tmp_path / f"r{n}", rows(top1)) for n, top1 in enumerate(best)]

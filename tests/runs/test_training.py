@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from skipless.runs.training import (
     read_configuration,
     train,
 )
+from skipless.train.checkpoint import Checkpoints
+from skipless.train.engine import Engine, RunStatus
 from skipless.train.process import Process, cores
 from skipless.train.settings import Settings
 
@@ -29,6 +32,8 @@ def test_every_setting_reaches_the_engine() -> None:
         "label_smoothing": 0.3, "accumulate": 2, "precision": "bfloat16", "channels_last": True,
         "compile": True, "average": 0.7, "clip": 2.0, "seed": 9, "workers": 3, "log_every": 4,
         "evaluate_every": 2, "checkpoint_every": 6, "keep": 8, "classes_per_batch": 4,
+        "tf32": True, "cudnn_benchmark": False, "sync_batch_norm": True,
+        "log_kernel": 2, "log_layers": "fc",
     }  # fmt: skip
     assert other.keys() == {own.name for own in fields(Settings)}
     given = Configuration.of(SMALL.as_mapping(), other)
@@ -47,6 +52,20 @@ def test_marks_must_be_rising_fractions(marks: str) -> None:
 def test_marks_belong_to_the_step_schedule() -> None:
     with pytest.raises(ValueError, match=r"the schedule is cosine\. Drop --marks 0\.5"):
         replace(SMALL, marks="0.5")
+
+
+def test_a_run_computes_on_gpus_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def ends(*_: object, **__: object) -> RunStatus:
+        cudnn: Any = torch.backends.cudnn
+        seen.append((cudnn.conv.fp32_precision, cudnn.benchmark))
+        return RunStatus(3, 3, True)
+
+    monkeypatch.setattr(Engine, "run", ends)
+    train(replace(SMALL, tf32=False), tmp_path / "a")
+    train(replace(SMALL, tf32=True, cudnn_benchmark=False), tmp_path / "b")
+    assert seen == [("ieee", True), ("tf32", False)]
 
 
 def test_data_has_the_given_sizes() -> None:
@@ -107,8 +126,47 @@ def test_runs_that_were_clamped_before_eta_had_a_default_stay_relu(slope, eta) -
 
 def test_options_that_do_not_change_the_numbers_may_change_on_resuming() -> None:
     values = {"data_folder": "x", "workers": 2, "device": "cuda", "keep": 9, "checkpoint_every": 4}
+    values |= {"tf32": True, "cudnn_benchmark": False, "log_kernel": 5, "log_layers": "fc"}
     assert values.keys() == {name for name, own in options().items() if own.resumable}
     assert SMALL.resume_with(values) == replace(SMALL, **values)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"optimizer": "kfac", "kfac_burn_in": 1, "model": "wide_resnet10", "width": 0.25},
+        {"optimizer": "kfac", "kfac_burn_in": 1, "norm": "batch"},
+        {"optimizer": "lars", "norm": "layer"},
+        {"optimizer": "sgd", "activation": "prelu", "clip": 1.0},
+    ],
+)
+def test_bfloat16_trains_nearly_as_float32_and_resumes_exactly(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    small = {"model": "mlp:14", "width": 8, "data": "synthetic:1x8x8", "validation_size": 50}
+    small |= {"steps": 4, "log_every": 1, "checkpoint_every": 2, "keep": 9, "device": "cpu"}
+    runs: dict[str, Record] = {}
+    for precision in ("float32", "bfloat16"):
+        configuration = Configuration.of(small, given, {"precision": precision})
+        _, record = train(configuration, tmp_path / precision, progress=False)
+        assert record is not None
+        runs[precision] = record
+    losses = {name: record.series("train", "loss")[1] for name, record in runs.items()}
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.03)
+    assert losses["bfloat16"] != losses["float32"]
+    evaluated = [record.series("validation", "loss")[1] for record in runs.values()]
+    assert evaluated[1] == pytest.approx(evaluated[0], rel=0.03)
+    weights = Checkpoints(tmp_path / "bfloat16").load_newest()
+    assert weights is not None
+    assert {t.dtype for t in weights.weights.values() if t.is_floating_point()} <= {
+        torch.float32,
+        torch.float64,  # constants of activations
+    }
+    (tmp_path / "bfloat16" / "checkpoints" / "step-00000004").rename(tmp_path / "last")
+    _, again = train(configuration, tmp_path / "bfloat16", resume=True, progress=False)
+    assert again is not None
+    assert again.series("train", "loss")[1] == losses["bfloat16"]
+    assert again.series("validation", "loss")[1] == evaluated[1]
 
 
 def test_a_resumed_run_remembers_its_earlier_starts(tmp_path: Path) -> None:

@@ -138,7 +138,9 @@ def test_two_processes_that_were_stopped_have_the_losses_of_one(tmp_path: Path) 
 def test_two_processes_evaluate_the_network_that_they_save(tmp_path: Path) -> None:
     """Each has statistics of BatchNorm of its own, but one set of them is the network's."""
     folder = tmp_path / "two"
-    process = torchrun(folder, "--norm", "batch", "--steps", "6", "--lr", "0.1")
+    options = ["--norm", "batch", "--steps", "6", "--lr", "0.1", "--log-every", "1"]
+    options += ["--log-kernel", "3", "--log-layers", "fc,layers.0.*"]
+    process = torchrun(folder, *options)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert errors.count("note: BatchNorm takes its statistics over each of the 2 processes") == 1
@@ -152,3 +154,16 @@ def test_two_processes_evaluate_the_network_that_they_save(tmp_path: Path) -> No
     found = evaluate(parts.model, batches, Process(), lambda network, images: network(images))
     assert found is not None
     assert record.series("validation", "loss")[1] == [pytest.approx(found["loss"], rel=1e-5)]
+    # One process that takes each batch in two parts normalises the same halves.
+    trained_here(tmp_path / "parts", *options, "--accumulate", "2")
+    halves = Record.read(tmp_path / "parts").series("train", "loss")[1]
+    assert record.series("train", "loss")[1] == pytest.approx(halves, rel=1e-4)
+    # Gradients are those of the whole batch, averaged over processes; the outputs are a share's.
+    name, one = "gradient/layers.0.linear", Record.read(tmp_path / "parts")
+    steps, norms = one.series("layers", name)
+    assert steps == [1, 3, 6]
+    assert record.series("layers", name) == (steps, pytest.approx(norms, rel=1e-3))
+    assert len(record.series("layers", "q/fc")[1]) == 3
+    trained_here(tmp_path / "whole", *options)
+    whole = Record.read(tmp_path / "whole").series("train", "loss")[1]
+    assert max(abs(a / b - 1) for a, b in zip(halves, whole, strict=True)) > 0.01

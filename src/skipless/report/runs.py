@@ -21,7 +21,7 @@ from .charts import (
 from .comparison import chance_gap, join
 from .figures import CMapCurve
 from .sections import Section
-from .svg import STYLES, Chart, Line, logarithmic_axis
+from .svg import STYLES, Chart, Line, linear_axis, logarithmic_axis
 
 RESULTS = (
     "ending", "best", "last", "training accuracy", "training loss", "epochs", "seconds",
@@ -31,8 +31,15 @@ _SAME_SPEED = 1.1  # up to this factor between seconds per epoch, charts by time
 _MOST_NAMED = 5  # diverged or unfinished runs in the conclusion; the table has all
 # No number depends on these. The record of a run says where it was made.
 _MACHINE = {"device", "threads", "workers", "channels_last", "data_folder", "keep"}
-_MACHINE |= {"log_every", "evaluate_every", "checkpoint_every"}
+_MACHINE |= {"log_every", "evaluate_every", "checkpoint_every", "tf32", "cudnn_benchmark"}
+_MACHINE |= {"log_kernel", "log_layers"}
 _NONE = (math.nan, math.nan)
+_LAYER_CHARTS = {
+    "q": ("q of layers", "mean square of a layer's outputs"),
+    "c": ("c of layers", "cosine between different images (1: all alike)"),
+    "gradient": ("Gradients of layers", "norm of the weights' gradient"),
+    "weight": ("Weights of layers", "norm of the weights"),
+}
 _ALWAYS = ("model", "data", "optimizer", "lr", "epochs", "batch_size")
 
 
@@ -68,7 +75,11 @@ def runs_section(
         conclusion=_conclude(runs, differing),
         header=["run", *(name.replace("_", " ") for name in differing), *RESULTS],
         rows=[[run.name, *run.described(differing), *run.results] for run in runs],
-        charts=[*_run_charts(shown), *_c_map_charts(shown, curves or {})],
+        charts=[
+            *_run_charts(shown),
+            *_c_map_charts(shown, curves or {}),
+            *(chart for run in shown for chart in _layer_charts(run, alone=len(shown) == 1)),
+        ],
         facts=_facts(runs, values, defaults or {}),
     )
 
@@ -256,6 +267,32 @@ def _curves(
             last = "diverged" if lost else _format_last(own, form)
             lines.append(Line(run.name, last, style, inside, broken_off=lost))
         charts.append(training_chart(title, lines, axis, x))
+    return charts
+
+
+def _layer_charts(run: _Run, *, alone: bool) -> list[Chart]:
+    """What the run logged of its layers; of more than six, as many from the first to the last."""
+    rows = [row for row in run.record.metrics if row["kind"] == "layers"]
+    # In the order of the network, which is that of a row.
+    found = dict.fromkeys(name.split("/", 1)[1] for row in rows for name in row if "/" in name)
+    layers, last = list(found), len(found) - 1
+    shown = layers
+    if len(layers) > STYLES:
+        shown = [layers[round(k * last / (STYLES - 1))] for k in range(STYLES)]
+    charts = []
+    for name, (title, words) in _LAYER_CHARTS.items():
+        curves = {own: points_by_epoch(run.record, "layers", f"{name}/{own}") for own in shown}
+        lines = [
+            Line(own, _format_last(points, ".2g"), style, points)
+            for style, (own, points) in enumerate(curves.items())
+        ]
+        values = [y for line in lines for _, y in line.finite]
+        axis = logarithmic_axis(words, values)
+        if name == "c":
+            axis = linear_axis(words, min([0.0, *values]), 1.0)
+        if values:
+            title = title if alone else f"{title}: {run.name}"
+            charts.append(training_chart(title, lines, axis))
     return charts
 
 

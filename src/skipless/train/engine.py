@@ -30,6 +30,7 @@ from .batches import Batches
 from .checkpoint import FOLDER, Checkpoint, Checkpoints, random_state, restore_random_state
 from .data import Data
 from .journal import EVENTS, RunLog
+from .layers import LayerLog
 from .process import Interruption, Process, distribute, no_sync
 from .settings import Schedule, Settings
 
@@ -134,6 +135,10 @@ class Engine:
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         self.network, self.teacher = distribute(model, process, settings.sync_batch_norm), teacher
+        self.layers: LayerLog | None = None
+        if settings.log_kernel is not None:
+            outputs = not settings.compile
+            self.layers = LayerLog(model, settings.log_layers, outputs=outputs)
         if settings.compile:
             self._compile()
         self.average: AveragedModel | None = None
@@ -151,6 +156,12 @@ class Engine:
         self.network.compile()
         if self.teacher is not None:
             self.teacher.network.compile()
+        if self.layers is not None and self.process.is_main:
+            warnings.warn(
+                "q and c of layers are not logged, only gradients and weights: a compiled network "
+                "has no layers whose outputs could be seen.",
+                stacklevel=3,
+            )
 
     def run(self, folder: Path, *, resume: bool = False, progress: bool = True) -> RunStatus:
         """Train to the end, or until a signal asks to stop; metrics and checkpoints go to `folder`.
@@ -215,11 +226,13 @@ class Engine:
             if self.step == self.total:
                 break
             began = time.perf_counter()
-            self._train_step(list(islice(batches, self.settings.accumulate)))
+            measured = self._train_step(list(islice(batches, self.settings.accumulate)))
             diverged = self._sees_divergence()
             passed = time.perf_counter() - began
             self.seconds += passed
             self.window.seconds += passed
+            if measured:
+                self._write(log, "layers", measured)
             stop, diverged = self.process.any_rank([interruption.requested, diverged])
             if diverged:
                 back, loss = self.window.first_bad_loss() or (0, math.nan)  # nan: another process's
@@ -243,7 +256,9 @@ class Engine:
             yield from self.training.epoch(epoch, first)
             epoch, first = epoch + 1, 0
 
-    def _train_step(self, parts: list[tuple[Tensor, Tensor]]) -> None:
+    def _train_step(self, parts: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
+        """One step; returns what is to be logged of the layers, measured in its last part."""
+        layers = self.layers if self._layers_due() else None
         factor = self.schedule.factor(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
@@ -251,13 +266,16 @@ class Engine:
         losses, hits = [], []
         for number, (inputs, labels) in enumerate(parts, start=1):
             labels = labels.to(self.process.device, non_blocking=True)
+            is_last = number == len(parts)
             # Gradients of all processes are averaged once, with those of the last part.
-            with no_sync(self.network) if number < len(parts) else nullcontext():
-                logits, loss = self._logits_and_loss(self._to_device(inputs), labels)
+            with nullcontext() if is_last else no_sync(self.network):
+                with layers.watch() if layers is not None and is_last else nullcontext():
+                    logits, loss = self._logits_and_loss(self._to_device(inputs), labels)
                 (loss / len(parts)).backward()
             losses.append(loss.detach())
             hits.append((logits.detach().argmax(dim=1) == labels).sum())
             self.window.images += len(labels)
+        measured = {} if layers is None else layers.numbers()
         self._clip_gradients()
         self.optimizer.step()
         if self.average is not None:
@@ -265,6 +283,7 @@ class Engine:
         self.step += 1
         self.window.losses.append(torch.stack(losses).mean())
         self.window.hits.append(torch.stack(hits).sum())
+        return measured
 
     def _clip_gradients(self) -> None:
         match self.settings.clip:
@@ -321,6 +340,13 @@ class Engine:
             f"checkpoint is {checkpoints.describe_newest()}. Lower the learning rate, lengthen the "
             "warm-up, or clip gradients."
         )
+
+    def _layers_due(self) -> bool:
+        """Whether this process writes lines on layers, and one on the step that comes next."""
+        period = self.settings.log_kernel
+        if period is None or not self.process.is_main:
+            return False
+        return self.step == 0 or (self.step + 1) % period == 0
 
     def _log_due(self) -> bool:
         return self.step % self.settings.log_every == 0 or self.step == self.total

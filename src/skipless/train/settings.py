@@ -96,6 +96,18 @@ class Settings:
     )
     seed: int = option(0, "Seed of weights, data order, augmentation and dropout.")
     log_every: int = option(10, "Steps between lines of metrics.jsonl.")
+    log_kernel: int | None = option(
+        None,
+        "Steps between lines on layers: q, c between images, norms of gradients and weights.  "
+        "[default: none]",
+        resumable=True,
+    )
+    log_layers: str | None = option(
+        None,
+        "Layers that --log-kernel measures, by patterns such as 'stages.0.*,fc'.  [default: eight "
+        "from the first to the last]",
+        resumable=True,
+    )
     evaluate_every: int = option(1, "Epochs between evaluations.")
     checkpoint_every: int | None = option(
         None, "Steps between checkpoints.  [default: one epoch]", resumable=True
@@ -104,7 +116,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         least = {"epochs": 1, "batch_size": 1, "steps": 1, "accumulate": 1, "log_every": 1}
-        least |= {"evaluate_every": 1, "checkpoint_every": 1, "keep": 1, "workers": 0, "warmup": 0}
+        least |= {
+            "log_kernel": 1,
+            "evaluate_every": 1,
+            "checkpoint_every": 1,
+            "keep": 1,
+            "workers": 0,
+            "warmup": 0,
+        }
         for name, smallest in least.items():
             value, most = getattr(self, name), _MOST.get(name, 10**9)
             if value is not None and not smallest <= value <= most:
@@ -114,6 +133,11 @@ class Settings:
                 raise ValueError(f"{name} must be in [0, 1), got {given}")
         if not 0 <= self.seed < 2**32:  # each process derives its own
             raise ValueError(f"seed must be from 0 to 2^32 - 1, got {self.seed}")
+        if self.log_layers is not None and self.log_kernel is None:
+            raise ValueError(
+                f"log_layers {self.log_layers} needs log_kernel, the steps between two lines, such "
+                "as 100"
+            )
         object.__setattr__(self, "clip", parse_clip(self.clip))
         if self.marks is not None and self.schedule != "step":
             raise ValueError(
