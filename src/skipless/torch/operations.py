@@ -67,17 +67,32 @@ UNCOVERED = {
 }
 
 
+# What is left of a composite operation where a record has none.
+_DECOMPOSED = {
+    "max_pool2d_with_indices": "max_pool2d", "max_pool3d_with_indices": "max_pool3d",
+    "_adaptive_avg_pool2d": "adaptive_avg_pool2d", "_adaptive_avg_pool3d": "adaptive_avg_pool3d",
+    "native_dropout": "dropout", "_unsafe_view": "view",
+}  # fmt: skip
+
+
 def operation(node: fx.Node) -> str:
     """The plain name of what a node computes: `relu_`, `conv2d`."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return target._schema.name.split("::")[-1]
+        name = target._schema.name.split("::")[-1]
+        return _DECOMPOSED.get(name, name)
     return getattr(target, "__name__", str(target))
 
 
 def plain_operation(node: fx.Node) -> str:
     """The name without the underscore of in-place variants: `relu`, `conv2d`."""
     return operation(node).rstrip("_")
+
+
+def writes_in_place(node: fx.Node) -> bool:
+    """Whether a node writes into its first argument."""
+    name = operation(node)
+    return name.endswith("_") and not name.startswith("_")
 
 
 def out_of_place(node: fx.Node) -> Any:
