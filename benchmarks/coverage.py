@@ -1,4 +1,4 @@
-"""How many of other people's models are read and converted, beside AnyInit; writes docs/coverage.md.
+"""How many of other people's models are converted, beside AnyInit; writes docs/coverage.md.
 
     python benchmarks/coverage.py [--zoo NAME]... [--only TEXT] [--seconds 300] [--results FILE]
     python benchmarks/coverage.py --page      # docs/coverage.md from the results there are
@@ -37,29 +37,38 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results" / "coverage.jsonl"
 MEMORY = 14 * 2**30  # bytes of address space
 
-PYTORCHCV = """
-alexnet zfnet vgg11 bn_vgg11 bninception resnet18 resnet50 resneta18 resnetd50b preresnet18
-resnext14_16x4d seresnet18 sepreresnet18 seresnext50_32x4d senet16 ibn_resnet50 ibnb_resnet50
-ibn_densenet121 airnet50_1x64d_r2 airnext50_32x4d_r2 bam_resnet18 cbam_resnet18 resattnet56 sknet50
-scnet50 regnetx002 regnety002 diaresnet18 diapreresnet18 pyramidnet110_a48_cifar10 diracnet18v2
-sharesnet18 densenet121 condensenet74_c4_g4 sparsenet121 peleenet wrn16_10_cifar10 drnc26 drnd22
-dpn68 darknet_tiny darknet_ref darknet19 darknet53 irevnet301 bagnet9 dla34 msdnet22 fishnet99
-espnetv2_wd2 dicenet_wd5 hrnet_w18_small_v1 vovnet27s selecsls42b hardnet39ds xdensenet121_2
-squeezenet_v1_1 squeezeresnet_v1_1 sqnxt23_w1 shufflenet_g1_wd4 shufflenetv2_wd2 shufflenetv2b_wd2
-menet108_8x1_g3 mobilenet_wd4 fdmobilenet_wd4 mobilenetv2_wd4 mobilenetv3_small_wd2 igcv3_wd4
-ghostnet mnasnet_small darts proxylessnas_cpu fbnet_cb nasnet_4a1056 pnasnet5large spnasnet
-efficientnet_b0 efficientnet_b0b efficientnet_edge_small_b mixnet_s resnesta18 tresnet_m
-isqrtcovresnet18 inceptionv3 inceptionv4 inceptionresnetv1 inceptionresnetv2 polynet xception
-nin_cifar10 resdropresnet20_cifar10 fractalnet_cifar10 shakeshakeresnet20_2x16d_cifar10
-shakedropresnet20_cifar10 rir_cifar10 ror3_56_cifar10 revnet38 octresnet10_ad2 channelnet
-simplepose_resnet18_coco simplepose_mobile_resnet18_coco alphapose_fastseresnet101b_coco
-lwopenpose2d_mobilenet_cmupan_coco centernet_resnet18_voc lffd20x5s320v2_widerface
-pspnet_resnetd50b_voc deeplabv3_resnetd50b_voc fcn8sd_resnetd50b_voc icnet_resnetd50b_cityscapes
-fastscnn_cityscapes cgnet_cityscapes dabnet_cityscapes sinet_cityscapes bisenet_resnet18_celebamaskhq
-danet_resnetd50b_cityscapes lednet_cityscapes erfnet_cityscapes enet_cityscapes esnet_cityscapes
-edanet_cityscapes linknet_cityscapes segnet_cityscapes unet_cityscapes sqnet_cityscapes
-espcnet_cityscapes ctxnet_cityscapes fpenet_cityscapes superpointnet jasper5x3
-""".split()
+PYTORCHCV = (
+    "alexnet", "zfnet", "vgg11", "bn_vgg11", "bninception", "resnet18", "resnet50",
+    "resneta18", "resnetd50b", "preresnet18", "resnext14_16x4d", "seresnet18",
+    "sepreresnet18", "seresnext50_32x4d", "senet16", "ibn_resnet50", "ibnb_resnet50",
+    "ibn_densenet121", "airnet50_1x64d_r2", "airnext50_32x4d_r2", "bam_resnet18",
+    "cbam_resnet18", "resattnet56", "sknet50", "scnet50", "regnetx002", "regnety002",
+    "diaresnet18", "diapreresnet18", "pyramidnet110_a48_cifar10", "diracnet18v2",
+    "sharesnet18", "densenet121", "condensenet74_c4_g4", "sparsenet121", "peleenet",
+    "wrn16_10_cifar10", "drnc26", "drnd22", "dpn68", "darknet_tiny", "darknet_ref",
+    "darknet19", "darknet53", "irevnet301", "bagnet9", "dla34", "msdnet22", "fishnet99",
+    "espnetv2_wd2", "dicenet_wd5", "hrnet_w18_small_v1", "vovnet27s", "selecsls42b",
+    "hardnet39ds", "xdensenet121_2", "squeezenet_v1_1", "squeezeresnet_v1_1", "sqnxt23_w1",
+    "shufflenet_g1_wd4", "shufflenetv2_wd2", "shufflenetv2b_wd2", "menet108_8x1_g3",
+    "mobilenet_wd4", "fdmobilenet_wd4", "mobilenetv2_wd4", "mobilenetv3_small_wd2",
+    "igcv3_wd4", "ghostnet", "mnasnet_small", "darts", "proxylessnas_cpu", "fbnet_cb",
+    "nasnet_4a1056", "pnasnet5large", "spnasnet", "efficientnet_b0", "efficientnet_b0b",
+    "efficientnet_edge_small_b", "mixnet_s", "resnesta18", "tresnet_m", "isqrtcovresnet18",
+    "inceptionv3", "inceptionv4", "inceptionresnetv1", "inceptionresnetv2", "polynet",
+    "xception", "nin_cifar10", "resdropresnet20_cifar10", "fractalnet_cifar10",
+    "shakeshakeresnet20_2x16d_cifar10", "shakedropresnet20_cifar10", "rir_cifar10",
+    "ror3_56_cifar10", "revnet38", "octresnet10_ad2", "channelnet",
+    "simplepose_resnet18_coco", "simplepose_mobile_resnet18_coco",
+    "alphapose_fastseresnet101b_coco", "lwopenpose2d_mobilenet_cmupan_coco",
+    "centernet_resnet18_voc", "lffd20x5s320v2_widerface", "pspnet_resnetd50b_voc",
+    "deeplabv3_resnetd50b_voc", "fcn8sd_resnetd50b_voc", "icnet_resnetd50b_cityscapes",
+    "fastscnn_cityscapes", "cgnet_cityscapes", "dabnet_cityscapes", "sinet_cityscapes",
+    "bisenet_resnet18_celebamaskhq", "danet_resnetd50b_cityscapes", "lednet_cityscapes",
+    "erfnet_cityscapes", "enet_cityscapes", "esnet_cityscapes", "edanet_cityscapes",
+    "linknet_cityscapes", "segnet_cityscapes", "unet_cityscapes", "sqnet_cityscapes",
+    "espcnet_cityscapes", "ctxnet_cityscapes", "fpenet_cityscapes", "superpointnet",
+    "jasper5x3",
+)  # fmt: skip
 
 _3D = "spatial_dims=3, in_channels=1"
 _2D = "spatial_dims=2, in_channels=1"
@@ -142,7 +151,7 @@ TRANSFORMERS = {  # the configuration and the class, and the shape of its input;
     "resnet": (f"ResNetConfig(embedding_size=16, {_STAGES})", "ResNetModel", (3, 64, 64)),
     "regnet": (f"RegNetConfig(embedding_size=16, {_STAGES}, groups_width=8)", "RegNetModel",
                (3, 64, 64)),
-    "bit": (f"BitConfig(embedding_size=32, hidden_sizes=[32, 64, 96, 128])", "BitModel",
+    "bit": ("BitConfig(embedding_size=32, hidden_sizes=[32, 64, 96, 128])", "BitModel",
             (3, 64, 64)),
     "convnext": (f"ConvNextConfig({_STAGES})", "ConvNextModel", (3, 64, 64)),
     "convnextv2": (f"ConvNextV2Config({_STAGES})", "ConvNextV2Model", (3, 64, 64)),
@@ -166,7 +175,7 @@ TRANSFORMERS = {  # the configuration and the class, and the shape of its input;
     "swin": ("SwinConfig(embed_dim=24, image_size=64, depths=[2, 2], num_heads=[2, 4],"
              " window_size=4)", "SwinModel", (3, 64, 64)),
     "segformer": ("SegformerConfig()", "SegformerModel", (3, 64, 64)),
-    "dinov2": (f"Dinov2Config(hidden_size=48, num_hidden_layers=3, num_attention_heads=4,"
+    "dinov2": ("Dinov2Config(hidden_size=48, num_hidden_layers=3, num_attention_heads=4,"
                " image_size=56)", "Dinov2Model", (3, 56, 56)),
     "hiera": ("HieraConfig(embed_dim=24, image_size=[64, 64], depths=[1, 1, 2, 1])", "HieraModel",
               (3, 64, 64)),
@@ -307,6 +316,7 @@ def run(zoo: str, family: str, *, check: bool, beside: bool) -> Row:
 
 def in_child(zoo: str, family: str, seconds: int, arguments: Sequence[str]) -> Row:
     """The row that a process of its own prints, or why it printed none."""
+
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -381,8 +391,19 @@ def main() -> None:
             row = in_child(zoo, family, options.seconds, flags)
             with options.results.open("a") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
-            print(zoo, family, row.read, row.default, row.converted, row.seconds, row.reason,
-                  row.anyinit, row.anyinit_seconds, row.anyinit_reason, flush=True)
+            print(
+                zoo,
+                family,
+                row.read,
+                row.default,
+                row.converted,
+                row.seconds,
+                row.reason,
+                row.anyinit,
+                row.anyinit_seconds,
+                row.anyinit_reason,
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

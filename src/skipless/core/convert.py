@@ -57,6 +57,10 @@ class ConversionReport:
     changes: tuple[Change, ...]
     noted: tuple[str, ...]
     untouched: tuple[str, ...]
+    form: str = ""  # what kind of model came out, where there is a choice
+
+    def __deepcopy__(self, memo: object) -> "ConversionReport":
+        return self  # of which nothing changes
 
     @cached_property
     def predicted(self) -> tuple[Point, ...]:
@@ -71,7 +75,7 @@ class ConversionReport:
 
     def __str__(self) -> str:
         note = self.solution.note and f": {self.solution.note}"
-        head = f"{self.graph!r}, shaped by {self.method}{note}"
+        head = f"{self.graph!r}, shaped by {self.method}{note}" + (self.form and f"\n{self.form}")
         parts = [head, self._changes(), self._numbers(), self._layers()]
         if self.approximate:
             parts.append("\n  ".join(["The theory only approximates:", *self.approximate]))
@@ -161,7 +165,9 @@ class Plan(Generic[T]):
                 "an error in skipless; please report the model."
             )
 
-    def report(self, changes: Sequence[Change], untouched: Sequence[str]) -> ConversionReport:
+    def report(
+        self, changes: Sequence[Change], untouched: Sequence[str], form: str = ""
+    ) -> ConversionReport:
         return ConversionReport(
             self.method,
             self.solution,
@@ -170,6 +176,7 @@ class Plan(Generic[T]):
             tuple(changes),
             tuple(self.reading.notes.approximate),
             tuple(untouched),
+            form,
         )
 
 
@@ -226,6 +233,9 @@ class Writer(ABC, Generic[T, V]):
     def give_bias(self, tensor: T) -> bool:
         """Whether the layer that makes `tensor` had no bias, and has one now."""
 
+    def stands_for(self, tensor: T, value: V) -> None:
+        """Note that the new model has `value` in place of a recorded tensor."""
+
 
 def write(plan: Plan[T], writer: Writer[T, V]) -> tuple[list[V], list[Change]]:
     """Write the new model by `writer`; returns its outputs and what was changed."""
@@ -250,6 +260,8 @@ class _Process(Generic[T, V]):
         for tensor in self.writer.tensors():
             if tensor in needed:
                 self._written[tensor] = self._write(tensor)
+                if (step := self.steps.get(tensor)) is None or step.scale >= 0.0:
+                    self.writer.stands_for(tensor, self._written[tensor])
         for tensor, step in self.steps.items():
             if step.kind == "affine" and tensor not in needed:
                 self._changed("layer of a shortcut removed", tensor)

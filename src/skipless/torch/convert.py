@@ -7,23 +7,36 @@ without normalisation.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from skipless.core import trace as core
 from skipless.core.activations import Activation
 from skipless.core.arguments import require_function
-from skipless.core.convert import ConversionReport, Writer, plan, write
+from skipless.core.convert import Change, ConversionReport, Plan, Writer, plan, write
 from skipless.core.solution import TAT, Method
+from skipless.core.summary import name_range
 
 from . import operations as ops
 from .activations import ShapedActivation
 from .init import initialize_, require_parameters
 from .normalize import PerLocationNormalization
-from .trace import Reading, UnsupportedModelError, read, require_example, with_weights
+from .replay import Replayed, replay, same_function
+from .surgery import Flat, Signature, operate, signatures
+from .trace import (
+    Description,
+    Reading,
+    UnsupportedModelError,
+    read,
+    require_example,
+    sizes_are_open,
+    with_weights,
+)
 
 _DROPOUTS: dict[str, Callable[[float], nn.Module]] = {
     "dropout": nn.Dropout,
@@ -36,12 +49,16 @@ _DROPOUTS: dict[str, Callable[[float], nn.Module]] = {
 _STOCK_FORWARDS = {cls.forward for cls in ops.STOCK_LAYERS}
 
 
-class ConvertedModel(fx.GraphModule):
-    """A model as `convert` rewrote it; layers keep their names, `forward` is generated code."""
+class ConvertedModel(nn.Module):
+    """What `convert` returns: a model with a report; of the class of the original, or a graph."""
 
     skipless_report: ConversionReport
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ConvertedModel:
+
+class ConvertedGraph(fx.GraphModule, ConvertedModel):
+    """A model that `convert` wrote out; layers keep their names, `forward` is generated code."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ConvertedGraph:
         copied: Any = super().__deepcopy__(memo)
         copied.skipless_report = self.skipless_report
         return copied
@@ -50,9 +67,9 @@ class ConvertedModel(fx.GraphModule):
         return _rebuild, (*super().__reduce__()[:2], self.skipless_report)
 
 
-def _rebuild(rebuild: Any, arguments: Any, report: ConversionReport) -> ConvertedModel:
+def _rebuild(rebuild: Any, arguments: Any, report: ConversionReport) -> ConvertedGraph:
     plain = rebuild(*arguments)
-    model = ConvertedModel(plain, plain.graph, type(plain).__name__)
+    model = ConvertedGraph(plain, plain.graph, type(plain).__name__)
     model.skipless_report = report
     return model.train(plain.training)
 
@@ -80,8 +97,12 @@ def convert(
     - What is computed after the network stays: probabilities, a sigmoid or tanh that occurs only
       there, the sums of a duelling Q-network.
 
-    Layers and parameters that remain keep their names. The model is a `torch.fx.GraphModule` for
-    the course that `model` takes on `example`, with sizes left open that it does not fix.
+    Layers and parameters that remain keep their names. The result is of the model's own class, with
+    its methods and attributes, if modules could be replaced: normalisation by `nn.Identity`,
+    activations by shaped ones, blocks whose sums are weighted by graph modules. If the model's own
+    `forward` would have to change, as where it calls `F.relu` or adds, the result is a
+    `torch.fx.GraphModule` for the course that `model` takes on `example`, with sizes left open that
+    it does not fix. The report says which.
 
     Args:
         model: The network, which is left as it is.
@@ -102,25 +123,89 @@ def convert(
     """
     require_example(model, example)
     require_function("function", function)
+    solve = lambda reading: plan(reading, method, activation, shortcut_weight, clamp)
+    written = _write(model, example, solve, function)
+    if (own := _in_own_class(written, example)) is None:
+        if not sizes_are_open(written.model, written.reading.program):
+            written = _write(model, example, solve, function, dynamic=True)
+        graph = written.flat.module
+        own = graph, replay(graph, (example,)), _WRITTEN_OUT
+    converted, record, form = own
+    written.plan.require_same_maps(_read_again(converted, example, record).graph)
+    require_parameters(written.flat.module)
+    solution = written.plan.solution
+    untouched = initialize_(
+        written.flat.module, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, generator=generator
+    )
+    # What does not run on the example, such as a head for training, is in no record.
+    known = {id(parameter) for parameter in written.flat.module.parameters()}
+    untouched += [name for name, p in converted.named_parameters() if id(p) not in known]
+    result: Any = converted
+    result.skipless_report = written.plan.report(written.changes, untouched, form)
+    return result
+
+
+_WRITTEN_OUT = "The model is a torch.fx graph: code between its modules had to change."
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A conversion as one graph; it shares its layers with `model`, a copy of the user's."""
+
+    model: nn.Module
+    plan: Plan[fx.Node]
+    reading: Reading
+    flat: Flat
+    changes: Sequence[Change]
+    known: Mapping[str, Signature]
+
+
+def _write(
+    model: nn.Module,
+    example: torch.Tensor,
+    solve: Callable[[Reading], Plan[fx.Node]],
+    function: Callable[[torch.Tensor], torch.Tensor] | None,
+    *,
+    dynamic: bool = False,
+) -> _Written:
     copied = _deepcopy(with_weights(model, example))
-    reading = read(copied, example, dynamic=True)
-    planned = plan(reading, method, activation, shortcut_weight, clamp)
-    solution = planned.solution
-    shaped = lambda: ShapedActivation.from_solution(solution, function).to(example.device)
+    with signatures(copied) as known:
+        reading = read(copied, example, dynamic=dynamic)
+    planned = solve(reading)
+    shaped = lambda: ShapedActivation.from_solution(planned.solution, function).to(example.device)
     writer = _GraphWriter(copied, reading, shaped)
     outputs, changes = write(planned, writer)
     writer.close(outputs)
-    converted = ConvertedModel(writer.parts, writer.new, type(model).__name__)  # pyright: ignore[reportArgumentType]
-    converted.graph.eliminate_dead_code()
-    converted.recompile()
-    converted.train(model.training)
-    planned.require_same_maps(read(converted, example).graph)
-    require_parameters(converted)
-    untouched = initialize_(
-        converted, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, generator=generator
-    )
-    converted.skipless_report = planned.report(changes, untouched)
-    return converted
+    graph = ConvertedGraph(writer.parts, writer.new, type(model).__name__)  # pyright: ignore[reportArgumentType]
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    graph.train(model.training)
+    flat = Flat(graph, writer.homes, writer.copies, writer.values)
+    return _Written(copied, planned, reading, flat, changes, known)
+
+
+def _in_own_class(
+    written: _Written, example: torch.Tensor
+) -> tuple[nn.Module, Replayed, str] | None:
+    """The model with modules replaced, if that computes what was written, and a line about it."""
+    graphs = operate(written.model, written.flat, written.reading.inputs, written.known)
+    if graphs is None:
+        return None
+    model = written.model.train(written.flat.module.training)
+    record = replay(model, (example,))
+    if not same_function(record, replay(written.flat.module, (example,))):
+        return None
+    form = f"The model is still a {type(model).__name__}"
+    form += f"; written out as graphs: {name_range(graphs)}." if graphs else "."
+    return model, record, form
+
+
+def _read_again(model: nn.Module, example: torch.Tensor, record: Replayed) -> core.Reading[fx.Node]:
+    """The graph of a converted model, from a record of what its code does."""
+    try:
+        return core.read(Description(model, record))  # pyright: ignore[reportArgumentType]
+    except UnsupportedModelError:  # some composite operations are known only as a whole
+        return read(model, example)
 
 
 class _GraphWriter(Writer[fx.Node, fx.Node]):
@@ -137,6 +222,9 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
         }
         self.names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
         self.new = fx.Graph()
+        self.homes: dict[fx.Node, fx.Node] = {}
+        self.copies: set[fx.Node] = set()
+        self.values: dict[fx.Node, fx.Node] = {}
         self.parts: dict[str, nn.Module | torch.Tensor] = {}
         self._normalised: dict[str, fx.Node] = {}
         self._activation_names: dict[str, str] = {}
@@ -157,7 +245,20 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
     def input(self, tensor: fx.Node) -> fx.Node:
         return self.new.placeholder(tensor.name)
 
+    def stands_for(self, tensor: fx.Node, value: fx.Node) -> None:
+        self.values[tensor] = value
+
+    def _at(self, tensor: fx.Node, node: fx.Node) -> fx.Node:
+        """`node`, noted as written where `tensor` was recorded."""
+        self.homes.setdefault(node, tensor)
+        return node
+
     def copy(self, tensor: fx.Node, use: Callable[[fx.Node], fx.Node]) -> fx.Node:
+        copied = self._at(tensor, self._copy(tensor, use))
+        self.copies.add(copied)
+        return copied
+
+    def _copy(self, tensor: fx.Node, use: Callable[[fx.Node], fx.Node]) -> fx.Node:
         if tensor.op == "placeholder":
             name = self.names[tensor.name]
             assert name is not None
@@ -194,18 +295,19 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
             alone = path and (stock or bare)
             name = path if alone else self._free(path, "activation")
             self._activation_names[path], self.parts[name] = name, self.shaped()
-        return self.new.call_module(self._activation_names[path], (x,))
+        return self._at(tensor, self.new.call_module(self._activation_names[path], (x,)))
 
     def add(self, tensor: fx.Node, terms: Sequence[tuple[float, fx.Node]]) -> fx.Node:
         (weight, total), *rest = terms
         if weight != 1.0:
-            total = self.new.call_function(torch.mul, (total, weight))
+            total = self._at(tensor, self.new.call_function(torch.mul, (total, weight)))
         for weight, value in rest:
-            total = self.new.call_function(torch.add, (total, value), {"alpha": weight})
+            more = self.new.call_function(torch.add, (total, value), {"alpha": weight})
+            total = self._at(tensor, more)
         return total
 
     def negative(self, x: fx.Node) -> fx.Node:
-        return self.new.call_function(torch.neg, (x,))
+        return self._at(self.homes.get(x, x), self.new.call_function(torch.neg, (x,)))
 
     def give_bias(self, tensor: fx.Node) -> bool:
         if (path := self._layer(tensor)) is None:

@@ -118,7 +118,8 @@ def origin(node: fx.Node) -> str:
         path = f"{kind} {path}"
     libraries = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
     calls = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    lines = [f" ({Path(f).name}:{line})" for f, line in calls if not f.startswith(libraries)]
+    hidden = (*libraries, "<eval_with_key>")  # the code of graph modules
+    lines = [f" ({Path(f).name}:{line})" for f, line in calls if not f.startswith(hidden)]
     return (path or "the model itself") + "".join(lines[-1:])
 
 

@@ -21,6 +21,8 @@ from torch.nn.modules import module as hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .operations import plain_operation
+
 
 @dataclass
 class Replayed:
@@ -35,9 +37,11 @@ class Replayed:
 
 def replay(model: nn.Module, arguments: tuple[Any, ...]) -> Replayed:
     """The operations of `model(*arguments)`, without gradients and without computing anything."""
-    state = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
+    state = {  # each place once, though a module may have two names
+        f"{path}.{name}" if path else name: tensor
+        for path, module in model.named_modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
     }
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = {id(tensor): mode.from_tensor(tensor) for tensor in state.values()}
@@ -65,6 +69,45 @@ def replay(model: nn.Module, arguments: tuple[Any, ...]) -> Replayed:
         SimpleNamespace(out_spec=spec),
         {**state, **recorder.literals},
     )
+
+
+def same_function(first: Replayed, second: Replayed) -> bool:
+    """Whether two records compute their results by the same operations on the same parameters."""
+    known: dict[object, int] = {}
+    return _results(first, known) == _results(second, known)
+
+
+def _results(record: Replayed, known: dict[object, int]) -> list[object]:
+    """The results as expressions, each distinct one numbered once (value numbering)."""
+    numbers: dict[fx.Node, int] = {}
+    specs = {spec.arg.name: spec for spec in record.graph_signature.input_specs}
+
+    def expression(value: Any) -> object:
+        if isinstance(value, fx.Node):
+            return numbers[value]
+        if isinstance(value, list | tuple):
+            return tuple(map(expression, value))
+        return type(value), str(value)
+
+    for node in record.graph.nodes:
+        if node.op == "placeholder":
+            spec = specs[node.name]
+            tensor = record.state_dict.get(spec.target)
+            key: object = spec.target if tensor is None else _identity(tensor)
+        elif node.op == "call_function":
+            given = expression(node.args), expression(tuple(node.kwargs.items()))
+            key = (plain_operation(node), getattr(node.target, "_overloadname", ""), *given)
+        else:
+            return [expression(result) for result in node.args[0]]
+        numbers[node] = known.setdefault(key, len(known))
+    raise AssertionError("a record ends with its results")
+
+
+def _identity(tensor: torch.Tensor) -> object:
+    """What makes a parameter itself; the constants of activations are their values."""
+    if isinstance(tensor, nn.Parameter) or tensor.numel() > 16 or tensor.is_meta:
+        return id(tensor)
+    return str(tensor.dtype), tensor.tolist().__repr__()
 
 
 class _Recorder(TorchDispatchMode):

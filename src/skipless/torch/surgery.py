@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -323,7 +324,9 @@ class _Surgeon:
         out = writer.env[self.carried[result]]
         value = lambda leaf: out if isinstance(leaf, torch.Tensor) else leaf
         graph.output(pytree.tree_map(value, signature.result))
-        return fx.GraphModule(writer.parts, graph, type(self.model.get_submodule(call.path)).__name__)
+        return fx.GraphModule(
+            writer.parts, graph, type(self.model.get_submodule(call.path)).__name__
+        )
 
 
 class _BlockWriter:
@@ -373,7 +376,7 @@ class _BlockWriter:
         if node.op == "get_attr" and node not in self.env:
             target = str(node.target)
             name = target.removeprefix(f"{self.call.path}.")
-            *_, self.parts[name] = _attribute(self.surgeon.flat.module, target)
+            self.parts[name] = attrgetter(target)(self.surgeon.flat.module)
             self.env[node] = self.graph.get_attr(name)
         return self.env[node]
 
@@ -382,15 +385,9 @@ class _BlockWriter:
         if target.startswith(f"{self.call.path}."):
             name = target.removeprefix(f"{self.call.path}.")
         else:
-            name, module = f"{target.replace('.', '_')}_before", copy.deepcopy(module)
-        return name if self.parts.setdefault(name, module) is not None else ""
-
-
-def _attribute(module: nn.Module, target: str) -> Iterator[Any]:
-    value: Any = module
-    for name in target.split("."):
-        value = getattr(value, name)
-        yield value
+            name, module = f"{target.rpartition('.')[2]}_before", copy.deepcopy(module)
+        self.parts.setdefault(name, module)
+        return name
 
 
 def _keys(tensor: fx.Node) -> list[tuple[str, str]]:

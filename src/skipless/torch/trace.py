@@ -10,7 +10,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -29,9 +28,6 @@ from .activations import ShapedActivation
 from .normalize import PerLocationNormalization
 from .operations import Memory, called_module, operation, origin, plain_operation, sizes
 
-_SIZED = (
-    ops.MOVES | ops.APPROXIMATE_MOVES | {"shape", "size", "numel", "interpolate"}
-) - ops.WITHOUT_SIZES
 _ARITHMETIC = ("add", "sub", "mul", "div")
 
 
@@ -240,7 +236,8 @@ class Description(Recorded[fx.Node]):
 
     def _layer(self, node: fx.Node, sources: Sequence[fx.Node]) -> rec.Layer[fx.Node]:
         source, now = sources[0], self.inputs[node]
-        groups = ops.argument(node, 6, "groups", 1)
+        place = 8 if ops.operation(node) == "convolution" else 6
+        groups = ops.argument(node, place, "groups", 1)
         channels = sizes(source)[1] // groups if isinstance(groups, int) and groups > 1 else None
         given = next(a for a in now if now[a] is source)
         return rec.Layer(
@@ -280,31 +277,15 @@ def _export_with_open_sizes(model: nn.Module, example: torch.Tensor) -> Exported
     """The record with as many sizes open as torch.export manages: all, the batch's, or none."""
     # A size of one is taken for a constant.
     batch = torch.cat([example, example]) if example.shape[0] == 1 else example
-    # A record without symbols takes a third of the time, and mostly has all sizes open.
-    program = None if _mentions_sizes(model) else _export(model, batch)
-    if program is not None and _sizes_are_open(model, program):
-        return program
     open_dims = [dim for dim, size in enumerate(batch.shape) if size > 1]
     for dims in (open_dims, open_dims[:1]):
         # A second try within `except`, with the first one's frames alive, would fail like it.
         with contextlib.suppress(UnsupportedModelError):
             return _export(model, batch, (dict.fromkeys(dims, Dim.AUTO),))
-    return program or _export(model, batch)
+    return _export(model, batch)
 
 
-def _mentions_sizes(model: nn.Module) -> bool:
-    """Whether the user's modules name an operation that reads sizes or is given some."""
-    classes = {cls for kind in set(map(type, model.modules())) for cls in kind.__mro__}
-    return any(
-        not _SIZED.isdisjoint(function.__code__.co_names)
-        for cls in classes
-        if not cls.__module__.startswith("torch.")
-        for name, function in vars(cls).items()
-        if isinstance(function, FunctionType) and name != "__init__"
-    )
-
-
-def _sizes_are_open(model: nn.Module, program: ExportedProgram) -> bool:
+def sizes_are_open(model: nn.Module, program: ExportedProgram) -> bool:
     """Whether no recorded operation was given a size of the example, as `view(2, -1)` is."""
     modules = dict(model.named_modules(remove_duplicate=False))
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
