@@ -30,6 +30,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -242,27 +243,22 @@ def build(zoo: str, family: str) -> tuple[Any, Any]:
 
     torch.manual_seed(0)
     if zoo == "pytorchcv":
-        from pytorchcv.model_provider import get_model
-
-        model: Any = get_model(family, pretrained=False)
+        model: Any = import_module("pytorchcv.model_provider").get_model(family)
         size = getattr(model, "in_size", None) or (224, 224)
         channels = getattr(model, "in_channels", 3)
         return model, torch.randn(2, channels, *size)
     if zoo == "monai":
-        import monai.networks.nets as nets
-
         call, shape = MONAI[family]
-        return eval(call, vars(nets)), torch.randn(2, *shape)
+        nets = dict(vars(import_module("monai.networks.nets")))
+        return eval(call, nets), torch.randn(2, *shape)
     if zoo == "transformers":
-        import transformers
-
+        transformers: Any = import_module("transformers")
         configuration, kind, shape = TRANSFORMERS[family]
         config = eval(configuration, {n: getattr(transformers, n) for n in dir(transformers)
                                       if configuration.startswith(n)})  # fmt: skip
         model = getattr(transformers, kind)(config)
         return model, torch.randn(2, *shape) if shape else torch.randint(0, 99, (2, 16))
-    import segmentation_models_pytorch as smp
-
+    smp: Any = import_module("segmentation_models_pytorch")
     kind, _, encoder = family.partition(" ")
     encoder = encoder or _ENCODERS.get(kind, "efficientnet-b0")
     model = getattr(smp, kind)(encoder_name=encoder, encoder_weights=None, classes=4)
@@ -304,8 +300,7 @@ def run(zoo: str, family: str, *, check: bool, beside: bool) -> Row:
             found = tried(lambda: sk.check(converted, example, seeds=2, pairs=2), "check")
             row["checked"] = None if found is None else bool(found.ok)
     if beside:
-        import anyinit
-
+        anyinit: Any = import_module("anyinit")
         model, example = build(zoo, family)
         begin = time.process_time()
         report = tried(lambda: anyinit.initialize(model, "empirical", example), "anyinit_reason")
@@ -362,7 +357,7 @@ def rows_of(path: Path) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--zoo", action="append", choices=ZOOS)
     parser.add_argument("--only", default="", help="families whose name contains this")
     parser.add_argument("--seconds", type=int, default=300, help="CPU time for one family")

@@ -75,7 +75,7 @@ class ConversionReport:
 
     def __str__(self) -> str:
         note = self.solution.note and f": {self.solution.note}"
-        head = f"{self.graph!r}, shaped by {self.method}{note}" + (self.form and f"\n{self.form}")
+        head = f"{self.graph!r}, shaped by {self.method}{note}"
         parts = [head, self._changes(), self._numbers(), self._layers()]
         if self.approximate:
             parts.append("\n  ".join(["The theory only approximates:", *self.approximate]))
@@ -88,7 +88,8 @@ class ConversionReport:
         for change in self.changes:
             places.setdefault(change.what, []).append(change.where)
         rows = [[what, name_range(where)] for what, where in places.items()]
-        return table(["change", "where"], rows) if rows else "Nothing was changed."
+        changes = table(["change", "where"], rows) if rows else "Nothing was changed."
+        return f"{changes}\n{self.form}".rstrip()
 
     def _numbers(self) -> str:
         used = [[k, f"{v:.8g}"] for k, v in self.solution.parameters.items() if v is not None]

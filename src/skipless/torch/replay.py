@@ -52,7 +52,7 @@ def replay(model: nn.Module, arguments: tuple[Any, ...]) -> Replayed:
     for place, leaf in enumerate(pytree.tree_leaves(given)):
         if isinstance(leaf, torch.Tensor):
             recorder.placeholder(f"input_{place}", leaf, InputKind.USER_INPUT)
-    named = {name: fakes[id(tensor)] for name, tensor in state.items()}
+    named: dict[str, torch.Tensor] = {name: fakes[id(state[name])] for name in state}
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(mode)
