@@ -278,18 +278,19 @@ def run(zoo: str, family: str, *, check: bool, beside: bool) -> Row:
         except Exception as error:
             ours = type(error).__module__.startswith("skipless") or isinstance(error, ValueError)
             name = "" if ours else f"{type(error).__name__}: "
+            row["error"] = error
             row[key] = row.get(key) or f"{name}{error}".splitlines()[0]
             return None
 
-    graph = tried(lambda: sk.trace(model, example))
-    row["read"] = graph is not None
     begin = time.process_time()
     converted = tried(lambda: sk.convert(model, example))
     row["seconds"] = round(time.process_time() - begin, 2)
     row["default"] = converted is not None
-    if converted is None and row["read"]:
+    if converted is None and isinstance(row["error"], sk.UnreachableTargetError):
         converted = tried(lambda: sk.convert(model, example, clamp=True), "clamped")
-    row["converted"] = converted is not None
+    row["converted"] = row["read"] = converted is not None
+    if converted is None:  # the theory may have no answer for a network that it reads
+        row["read"] = tried(lambda: sk.trace(model, example), "trace") is not None
     if converted is not None:
         report = converted.skipless_report
         row["approximate"] = len(report.approximate)
