@@ -58,6 +58,7 @@ class ConversionReport:
     noted: tuple[str, ...]
     untouched: tuple[str, ...]
     form: str = ""  # what kind of model came out, where there is a choice
+    recipe: object = None  # the arguments of the call, where the model can be made again from them
 
     def __deepcopy__(self, memo: object) -> "ConversionReport":
         return self  # of which nothing changes
@@ -166,9 +167,7 @@ class Plan(Generic[T]):
                 "an error in skipless; please report the model."
             )
 
-    def report(
-        self, changes: Sequence[Change], untouched: Sequence[str], form: str = ""
-    ) -> ConversionReport:
+    def report(self, changes: Sequence[Change], untouched: Sequence[str]) -> ConversionReport:
         return ConversionReport(
             self.method,
             self.solution,
@@ -177,7 +176,6 @@ class Plan(Generic[T]):
             tuple(changes),
             tuple(self.reading.notes.approximate),
             tuple(untouched),
-            form,
         )
 
 

@@ -23,13 +23,14 @@ from .init import (
 )
 from .measure import check, measure, pair_inputs
 from .normalize import PerLocationNormalization, normalize_per_location, normalize_per_sample
+from .saved import load, save
 from .trace import UnsupportedModelError, trace
 
 __all__ = [
     "Check", "ConversionReport", "ConvertedModel", "Measurement", "PerLocationNormalization",
     "ShapedActivation", "TReLU", "UnsupportedModelError", "check", "convert", "delta_", "fold",
-    "function", "gaussian_fan_in_", "initialize_", "measure", "normalize_per_location",
-    "normalize_per_sample", "pair_inputs", "scaled_uniform_orthogonal_", "trace",
+    "function", "gaussian_fan_in_", "initialize_", "load", "measure", "normalize_per_location",
+    "normalize_per_sample", "pair_inputs", "save", "scaled_uniform_orthogonal_", "trace",
     "transposed_delta_",
 ]  # fmt: skip
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -122,8 +122,43 @@ def convert(
     0.9
     """
     require_example(model, example)
+    layout = Layout(tuple(example.shape), str(example.dtype).removeprefix("torch."))
+    recipe = Recipe(layout, method, activation, shortcut_weight, clamp)
+    return shape(model, example, recipe, function, generator=generator)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What matters of an example: its shape, and the name of its type."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The arguments of a conversion."""
+
+    example: Layout
+    method: Method
+    activation: str | Activation
+    shortcut_weight: float | None
+    clamp: bool
+
+
+def shape(
+    model: nn.Module,
+    example: torch.Tensor,
+    recipe: Recipe,
+    function: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    *,
+    draw: bool = True,
+    generator: torch.Generator | None = None,
+) -> ConvertedModel:
+    """The converted model; without `draw`, its weights are still those of `model`."""
     require_function("function", function)
-    solve = lambda reading: plan(reading, method, activation, shortcut_weight, clamp)
+    choices = recipe.method, recipe.activation, recipe.shortcut_weight, recipe.clamp
+    solve = lambda reading: plan(reading, *choices)
     written = _write(model, example, solve, function)
     if (own := _in_own_class(written, example)) is None:
         if not sizes_are_open(written.model, written.reading.program):
@@ -133,15 +168,17 @@ def convert(
     converted, record, form = own
     written.plan.require_same_maps(_read_again(converted, example, record).graph)
     require_parameters(written.flat.module)
-    solution = written.plan.solution
-    untouched = initialize_(
-        written.flat.module, sigma_w=solution.sigma_w, sigma_b=solution.sigma_b, generator=generator
-    )
+    solution, untouched = written.plan.solution, list[str]()
+    if draw:
+        w, b = solution.sigma_w, solution.sigma_b
+        untouched = initialize_(written.flat.module, sigma_w=w, sigma_b=b, generator=generator)
     # What does not run on the example, such as a head for training, is in no record.
     known = {id(parameter) for parameter in written.flat.module.parameters()}
     untouched += [name for name, p in converted.named_parameters() if id(p) not in known]
+    report = written.plan.report(written.changes, untouched)
     result: Any = converted
-    result.skipless_report = written.plan.report(written.changes, untouched, form)
+    known_by_name = recipe if function is None else None
+    result.skipless_report = replace(report, form=form, recipe=known_by_name)
     return result
 
 
