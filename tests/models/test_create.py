@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from skipless import DKS, EOC, TAT, UnreachableTargetError
+from skipless import DKS, EOC, TAT, ClampedTargetWarning, UnreachableTargetError
 from skipless.models import create_model, list_models
 from skipless.models.create import _graph
 from skipless.models.networks import Norm
@@ -121,10 +121,24 @@ def test_a_target_out_of_reach_is_refused_unless_clamped() -> None:
     make = lambda **options: create_model("mlp12", **SMALL, width=8, **options)
     with pytest.raises(UnreachableTargetError, match="clamp=True"):
         make(method=TAT(eta=0.9))
-    with pytest.warns(UserWarning, match="nearest reachable target"):
+    with pytest.warns(UserWarning, match="nearest reachable target.* activations are plain ReLU"):
         model = make(method=TAT(eta=0.9), clamp=True)
     assert model.shaping is not None
     assert model.shaping.solution.negative_slope == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_eta_of_the_papers_grid_that_shortcuts_put_out_of_reach_is_not_taken_silently() -> None:
+    """With w = 0.8, plain ReLU reaches 0.9398 at depth 50, and more at depth 101 (erratum 4)."""
+    given: dict[str, Any] = {"shortcut_weight": 0.8, "width": 1 / 32, "method": TAT(eta=0.95)}
+    with pytest.raises(UnreachableTargetError, match=r"plain ReLU, .* has 0\.940"):
+        create_model("resnet50", **SMALL, **given)
+    with pytest.warns(ClampedTargetWarning, match="using 0.939821, .* activations are plain ReLU"):
+        clamped = create_model("resnet50", **SMALL, **given, clamp=True).shaping
+    assert clamped is not None
+    assert clamped.solution.negative_slope == 0.0
+    deep = create_model("resnet101", **SMALL, **given).shaping
+    assert deep is not None
+    assert deep.solution.targets["mu0"] == 0.95
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.25])

@@ -181,6 +181,23 @@ def test_nesterov_is_usual_for_muon_only_and_refused_where_there_is_none() -> No
             nesterov(name, True)
 
 
+def test_nesterov_momentum_of_sgd_is_that_of_optax() -> None:
+    """`optax.sgd`: the trace of gradients, a step ahead, times the learning rate."""
+    model = nn.Linear(3, 2, bias=False)
+    optimizer = create_optimizer("sgd", model, lr=0.0, momentum=0.9, nesterov=True)
+    w, trace = model.weight.detach().clone().double(), torch.zeros(2, 3).double()
+    generator = torch.Generator().manual_seed(0)
+    for lr in (0.1, 0.3, 0.02, 0.5):
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        model.weight.grad = torch.randn(2, 3, generator=generator)
+        g = model.weight.grad.double()
+        trace = g + 0.9 * trace
+        w -= lr * (g + 0.9 * trace)
+        optimizer.step()
+    assert torch.allclose(model.weight.detach().double(), w, atol=1e-6)
+
+
 def test_every_group_has_a_trust_ratio_as_in_optax_with_the_coefficient_of_the_paper() -> None:
     groups = create_optimizer("lars", network(), lr=0.1).param_groups
     assert [group["trust_coefficient"] for group in groups] == [0.001, 0.001]

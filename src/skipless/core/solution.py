@@ -176,8 +176,13 @@ class Solution:
         return replace(self, targets=dict(targets), residuals=residuals)
 
 
-def clamp_or_raise(clamp: bool, name: str, target: float, nearest: float, why: str) -> float:
-    """The nearest reachable target, with a warning, if `clamp`; else raises with the reason."""
+def clamp_or_raise(
+    clamp: bool, name: str, target: float, nearest: float, why: str, then: str = ""
+) -> float:
+    """The nearest reachable target, with a warning, if `clamp`; else raises with the reason.
+
+    The warning ends with `then`, what activations are with that target.
+    """
     if not math.isfinite(nearest):
         raise UnreachableTargetError(
             f"{name} = {target:g} is out of reach: {why}. The nearest target overflows."
@@ -188,7 +193,8 @@ def clamp_or_raise(clamp: bool, name: str, target: float, nearest: float, why: s
             f"{nearest:.4g}, with clamp=True (--clamp)."
         )
     warnings.warn(
-        f"{name} = {target:g} is out of reach; using {nearest:.6g}, the nearest reachable target.",
+        f"{name} = {target:g} is out of reach; using {nearest:.6g}, the nearest reachable target"
+        f"{then and f', with which activations are {then}'}.",
         ClampedTargetWarning,
         stacklevel=4,
     )

@@ -70,7 +70,7 @@ def tat_leaky_relu(graph: Graph, eta: float | None, clamp: bool) -> Solution:
             f"plain ReLU, the most that this network can do, has {most:.3f}. Use TAT() (no --eta), "
             f"which takes {default:.3g} here, another eta below {most:.3f}, weaker shortcuts"
         )
-        target, kappa = clamp_or_raise(clamp, "C_f(0)", target, most, why), 1.0
+        target, kappa = clamp_or_raise(clamp, "C_f(0)", target, most, why, "plain ReLU"), 1.0
     elif target < least:
         note = f"clamped to linear activations, as eta = {target:g} is out of reach"
         why = (
@@ -78,7 +78,7 @@ def tat_leaky_relu(graph: Graph, eta: float | None, clamp: bool) -> Solution:
             f"--eta), which takes {default:.3g} here, another eta above that, weaker branches (a "
             "larger shortcut_weight)"
         )
-        target, kappa = clamp_or_raise(clamp, "C_f(0)", target, least, why), 0.0
+        target, kappa = clamp_or_raise(clamp, "C_f(0)", target, least, why, "linear"), 0.0
     else:
         # c_at_zero rises from zero at kappa = 0, a linear network, to `most` at kappa = 1, ReLU.
         kappa = float(brentq(gap, 0.0, 1.0, xtol=1e-300, rtol=1e-15))

@@ -330,7 +330,8 @@ def _write_run_json(configuration: Configuration, run: Run, process: Process, ou
         "classes": run.data.num_classes,
         "validation_images": len(run.data.validation),
         "teacher": run.teacher_origin,
-        "solution": solution and {"activation": solution.activation, **solution.parameters},
+        "solution": solution
+        and {"activation": solution.activation, **solution.parameters, "note": solution.note},
         "processes": process.world,
         "seed": configuration.seed,
         **provenance(),
@@ -479,7 +480,8 @@ def _format_kernel(run: Run) -> str:
     found = fold(graph, solution.c_map, np.array(_COSINES))
     rows = [[f"C_f({c:g})", f"{value:.4f}"] for c, value in zip(_COSINES, found, strict=True)]
     rows += [[k, f"{v:.6g}"] for k, v in solution.parameters.items() if v is not None]
-    head = f"{shaping.method}, {graph.depth} activations, {solution.activation}:"
+    note = solution.note and f", {solution.note}"
+    head = f"{shaping.method}, {graph.depth} activations, {solution.activation}{note}:"
     return f"{head}\n\n{table(['predicted', 'value'], rows)}"
 
 
