@@ -5,24 +5,29 @@ The prose is in `results.md.template`. Run it by `make results`.
 
 from __future__ import annotations
 
-import math
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
 import click
 
+from skipless.paper import ITEMS
+from skipless.paper.item import Item
 from skipless.paper.reproduce import read_sections
 from skipless.paper.results import CellKey, Results, Summary
 from skipless.record import number, write_atomically
 from skipless.report.sections import (
     IMAGES,
     chart_files,
+    escape_markdown,
     markdown,
-    summary_table,
 )
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path("results/cpu")
+BEFORE = Path(__file__).parents[1] / "results" / "before.json"  # verdicts of the earlier regime
 TEMPLATE = Path(__file__).with_name("results.md.template")
 DEMO = Path("results/demo.md")  # as `make demo` writes it
 MARKS = "<!-- {}: start -->\n", "<!-- {}: end -->"
@@ -34,6 +39,18 @@ HIGHLIGHTS: tuple[tuple[str, str, tuple[str, CellKey], tuple[str, CellKey]], ...
         "200 layers, no shortcuts, no BatchNorm; K-FAC",
         ("ReLU", ("EOC", "200")),
         ("TReLU", ("TAT", "200")),
+    ),
+    (
+        "table5",
+        "50 layers, no shortcuts, no BatchNorm; SGD",
+        ("ReLU", ("50, SGD, EOC", "(L)ReLU")),
+        ("TReLU", ("50, SGD, TAT", "(L)ReLU")),
+    ),
+    (
+        "table5",
+        "101 layers, no shortcuts, no BatchNorm; SGD",
+        ("ReLU", ("101, SGD, EOC", "(L)ReLU")),
+        ("TReLU", ("101, SGD, TAT", "(L)ReLU")),
     ),
     (
         "table2",
@@ -48,12 +65,6 @@ HIGHLIGHTS: tuple[tuple[str, str, tuple[str, CellKey], tuple[str, CellKey]], ...
         ("neither, TReLU", ("vanilla, TReLU", "1")),
     ),
     (
-        "batch_sizes",
-        "the same, batches of 64, as many epochs",
-        ("BatchNorm, shortcuts", ("ResNet, BatchNorm", "64")),
-        ("neither, TReLU", ("vanilla, TReLU", "64")),
-    ),
-    (
         "figure3",
         "50 layers, no shortcuts, no BatchNorm, TReLU",
         ("SGD", ("SGD", "90")),
@@ -64,45 +75,83 @@ HIGHLIGHTS: tuple[tuple[str, str, tuple[str, CellKey], tuple[str, CellKey]], ...
 
 def build_page(results: Path) -> tuple[str, dict[str, str], str]:
     """The text of the page, its charts by file name, and README's account of the results."""
-    sections = read_sections(sorted(results.glob("*.jsonl")))
-    words = [verdict.word for section in sections for verdict in section.verdicts]
-    held, missed = words.count("holds"), words.count("does not hold")
+    paths = sorted(results.glob("*.jsonl"))
+    sections = read_sections(paths)
+    found = {own.item: own for own in map(Results.read, paths)}
+    rows = [row for item in ITEMS.values() for row in _claims(item, found.get(item.name))]
+    counts = Counter(row[2] for row in rows)
+    words = (
+        f"Of {len(rows)} claims, the paper's and ours, {counts['holds']} hold at this scale, "
+        f"{counts['does not hold']} do not, {counts['undecided']} are undecided and "
+        f"{counts['not run']} have not been run yet"
+    )
     page = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        counts=f"Of {len(words)} claims, {held} hold and {missed} do not; "
-        f"{words.count('not run')} were not run.",
-        summary=summary_table(sections),
+        counts=f"{words}.",
+        summary=_table(["item", "claim", "verdict", "before", "CPU-hours"], rows),
+        left=_describe_left(found),
         sections=markdown(sections).rstrip("\n"),
     )
-    claims = (
-        f"Of {len(words)} claims, the paper's and ours, {held} hold at this scale and {missed} do "
-        "not: [all of them, with the reasons that we know](docs/results.md).\n"
-    )
-    return page, chart_files(sections), f"{_highlights(results)}\n{claims}"
+    more = f"{words}: [all of them](docs/results.md).\n"
+    return page, chart_files(sections), f"{_highlights(results)}\n{more}".lstrip("\n")
+
+
+def _claims(item: Item, results: Results | None) -> list[list[str]]:
+    """A row for each claim of an item: the verdict now and in the earlier regime, and the cost."""
+    verdicts = item.verdicts(results or Results(item.name, "cpu", {}))
+    earlier = json.loads(BEFORE.read_text(encoding="utf-8")).get(item.name, {"claims": {}})
+    hours = "" if results is None else f"{number(results.origin, 'seconds') / 3600:.1f}"
+    return [
+        [
+            f"[`{item.name}`](#{item.name})" if results is not None else f"`{item.name}`",
+            escape_markdown(verdict.claim),
+            verdict.word,
+            earlier["claims"].get(verdict.claim, "–"),
+            hours,
+        ]
+        for verdict in verdicts
+    ]
+
+
+def _describe_left(found: Mapping[str, Results]) -> str:
+    """Which items have not been run, and which are not complete."""
+    missing = ", ".join(f"`{name}`" for name in ITEMS if name not in found)
+    part = ", ".join(f"`{n}`" for n, own in found.items() if _is_partial(own))
+    words = [f"Not run yet: {missing}."] if missing else []
+    words += [f"Not complete: {part}."] if part else []
+    return " ".join(words) or "All items are complete."
+
+
+def _is_partial(results: Results) -> bool:
+    given = results.origin.get("given")
+    return bool(results.origin.get("left")) or (isinstance(given, dict) and "only" in given)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, [":--"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _highlights(folder: Path) -> str:
-    """A table of `HIGHLIGHTS`, as far as they were run."""
-    rows = [
-        "| experiment | usual | here | seeds | `ITEM`, minutes |\n| :-- | :-- | :-- | --: | :-- |\n"
-    ]
+    """A table of `HIGHLIGHTS`, as far as they were run; nothing if none was."""
+    rows = []
     for item, common, *sides in HIGHLIGHTS:
         if not (path := folder / f"{item}.jsonl").exists():
             continue
         results = Results.read(path)
         cells = [(name, results.cell(*place)) for name, place in sides]
         shown = [f"{name}: {_accuracy(cell)}" for name, cell in cells if cell is not None]
-        seeds = {cell.seeds for _, cell in cells if cell is not None}
-        minutes = (
-            f"[`{item}`](docs/results.md#{item}), {number(results.origin, 'seconds') / 60:.0f}"
-        )
-        row = [common, *shown, " and ".join(map(str, sorted(seeds))), minutes]
-        rows.append(f"| {' | '.join(row)} |\n")
-    return "".join(rows)
+        if len(shown) < len(cells):
+            continue
+        seeds = {len(cell.seeds) for _, cell in cells if cell is not None}
+        link = f"[`{item}`](docs/results.md#{item})"
+        rows.append([common, *shown, " and ".join(map(str, sorted(seeds))), link])
+    return _table(["experiment", "usual", "here", "seeds", "item"], rows) if rows else ""
 
 
 def _accuracy(cell: Summary) -> str:
-    """Mean ± two standard errors, in percent."""
-    return "diverged" if math.isnan(cell.mean) else f"**{cell.mean:.1f}** ± {2 * cell.error:.1f}"
+    """The mean and its 95 % confidence interval, in percent."""
+    mean, _, half = str(cell).partition(" ± ")
+    return f"**{mean}** ± {half}" if half else f"**{mean}**"
 
 
 def replace_part(readme: str, name: str, text: str) -> str:

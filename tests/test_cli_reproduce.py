@@ -9,11 +9,11 @@ import pytest
 from skipless.cli import main
 from skipless.paper import ITEMS, reproduce
 from skipless.paper.item import Item
+from skipless.paper.reproduce import Request
 from skipless.paper.results import Results
-from skipless.paper.scales import Options
 from skipless.runs.search import Place
 
-Call = tuple[str, str, Place, int | None, Options]
+Call = tuple[str, Request, Place]
 
 
 @pytest.fixture
@@ -21,10 +21,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """The items that would be run."""
     found: list[Call] = []
 
-    def report_item(
-        item: Item, scale: str, place: Place, seeds: int | None, options: Options
-    ) -> str:
-        found.append((item.name, scale, place, seeds, options))
+    def report_item(item: Item, request: Request, place: Place, announce: object) -> str:
+        assert callable(announce)
+        found.append((item.name, request, place))
         return f"report of {item.name}"
 
     monkeypatch.setattr(reproduce, "report_item", report_item)
@@ -42,27 +41,30 @@ def test_items_are_run_in_their_order_once_each_at_the_scale_cpu(
 ) -> None:
     assert main(["reproduce", "table5", "figure1", "table5"]) == 0
     place = Place(Path("runs/reproduce/cpu"))
-    assert calls == [(name, "cpu", place, None, {}) for name in ("table5", "figure1")]
+    assert calls == [(name, Request("cpu"), place) for name in ("table5", "figure1")]
     assert capsys.readouterr().out == "report of table5\nreport of figure1\n"
 
 
 def test_all_are_all_items(calls: list[Call]) -> None:
     assert main(["reproduce", "all", "--scale", "smoke"]) == 0
     assert [name for name, *_ in calls] == list(ITEMS)
-    assert {place.folder for _, _, place, *_ in calls} == {Path("runs/reproduce/smoke")}
+    assert {place.folder for _, _, place in calls} == {Path("runs/reproduce/smoke")}
 
 
 def test_every_option_reaches_the_search(calls: list[Call]) -> None:
     options = {
         "--scale": "full", "--output": "out", "--storage": "postgresql://host/name",
         "--workers": "3", "--seeds": "2", "--data": "imagefolder:/data", "--data-folder": "/there",
-        "--device": "cuda",
+        "--device": "cuda", "--epochs": "30", "--precision": "bfloat16", "--only": "50, * | w = 0*",
+        "--records": "results",
     }  # fmt: skip
     words = [word for option in options.items() for word in option]
     assert main(["reproduce", "table4", *words]) == 0
     given = {"data": "imagefolder:/data", "data_folder": "/there", "device": "cuda"}
+    given |= {"epochs": 30, "precision": "bfloat16"}
     place = Place(Path("out"), "postgresql://host/name", 3)
-    assert calls == [("table4", "full", place, 2, given)]
+    request = Request("full", 2, given, "50, * | w = 0*", Path("results"))
+    assert calls == [("table4", request, place)]
 
 
 def test_a_problem_is_one_line(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
 
 from skipless.paper import ITEMS
+from skipless.paper.claims import all_above, difference, narrows, none_below, paired, within
 from skipless.paper.figures import epochs_to_loss
-from skipless.paper.item import Difference, all_above, difference, is_smaller, none_below
-from skipless.paper.results import Results, Series, Summary, Trial, Value
-from skipless.runs.outcome import Outcome, TrainingCurve, ValidationCurve
+from skipless.paper.results import Results, Series, Summary, Trial, TriedSetting, Value
+from skipless.runs.outcome import Outcome, TrainingCurve, Tried, ValidationCurve
 
 
 def outcome(
@@ -46,90 +50,156 @@ def results(cells: Mapping[tuple[str, str], Sequence[float | None]], scale: str 
 
 
 A, B = ("a", "x"), ("b", "x")
+HOLDS, NOT, OPEN, MISSING = "holds", "does not hold", "undecided", "not run"
 
 
-def test_a_cell_is_its_best_setting_by_the_mean_over_seeds():
-    tops = {0.1: (0.9, 0.3), 0.01: (0.7, 0.8), 1.0: (0.99, None)}
-    trials = [
-        Trial("a", "x", {"lr": lr}, seed, outcome(top1))
-        for lr, values in tops.items()
-        for seed, top1 in enumerate(values)
-    ]
-    cell = Results("table5", "cpu", {}, tuple(trials)).cell(*A)
+def cell_of(values: Sequence[float | None]) -> Summary:
+    cell = results({A: values}).cell(*A)
     assert cell is not None
-    assert cell.chosen == {"lr": 0.01}
+    return cell
+
+
+def test_a_cell_is_its_final_runs_by_their_seeds():
+    cell = cell_of([0.7, 0.8])
+    assert cell.by_seed == pytest.approx({0: 70.0, 1: 80.0})
     assert cell.mean == pytest.approx(75.0)
-    # Of 70 and 80: a standard deviation of √50, over √2.
-    assert cell.error == pytest.approx(5.0)
-    assert cell.seeds == 2
+    # scipy's own interval: one degree of freedom, a standard error of 5.
+    low, high = stats.t.interval(0.95, 1, loc=75.0, scale=5.0)
+    assert cell.half_width == pytest.approx((high - low) / 2)
+    assert str(cell) == "75.0 ± 63.5"
+    assert math.isnan(cell_of([0.7]).half_width)
 
 
 def test_a_cell_that_was_not_run_is_none_and_one_that_diverged_says_so():
-    found = results({A: [None, None]})
-    cell = found.cell(*A)
-    assert found.cell(*B) is None
-    assert cell is not None
-    assert str(cell) == "diverged"
+    assert results({A: [0.5]}).cell("c", "x") is None
+    assert str(cell_of([None, None])) == "diverged"
+    assert cell_of([None, 0.5]).by_seed == {0: 0.0, 1: 50.0}  # a run that diverged is worth nothing
+    assert cell_of([None, 0.5]).trained == 1
 
 
-def test_a_difference_has_the_standard_error_of_both():
-    gap = difference(Summary(50.0, 3.0, {}, ()), Summary(40.0, 4.0, {}, ()))
-    assert gap == (10.0, 5.0)
-    assert gap.noise == 10.0
+@pytest.mark.parametrize(("top1", "trained"), [(0.21, True), (0.2, False), (0.1, False)])
+def test_a_network_has_learned_if_it_is_twice_as_good_as_chance(top1, trained):
+    assert outcome(top1).trained is trained
+    assert replace(outcome(top1 / 100), classes=1000).trained is trained
 
 
-@pytest.mark.parametrize(("known", "noise"), [(3.9, 2 * 3.9 * 2**0.5), (0.1, 2.0)])
-def test_a_cell_of_one_seed_is_taken_to_be_no_more_certain_than_the_other(known, noise):
-    cells = Summary(68.0, known, {}, ()), Summary(60.6, math.nan, {}, ())
-    assert difference(*cells).noise == pytest.approx(noise)
-    assert difference(*cells[::-1]).noise == pytest.approx(noise)
+@given(
+    seeds=st.lists(st.integers(-3000, 3000).map((0.01).__mul__), min_size=2, unique=True),
+    margin=st.integers(-300, 300).map((0.01).__mul__),
+)
+def test_verdicts_are_those_of_paired_t_tests(seeds, margin):
+    found = paired(seeds)
+    word = found.exceeds(margin)
+    pvalues = [
+        stats.ttest_1samp(seeds, margin, alternative=side).pvalue for side in ("greater", "less")
+    ]
+    assume(all(abs(p - 0.05) > 1e-6 for p in pvalues))
+    assert word == (HOLDS if pvalues[0] < 0.05 else NOT if pvalues[1] < 0.05 else OPEN)
+
+
+def test_seeds_are_compared_pair_by_pair():
+    """A network whose seeds go up and down with the other's is one point better all the same."""
+    found = results({A: [0.31, 0.512, 0.711], B: [0.30, 0.50, 0.70]})
+    gap = difference(cell_of([0.31, 0.512, 0.711]), cell_of([0.30, 0.50, 0.70]))
+    assert gap is not None
+    one, other = ([31.0, 51.2, 71.1], [30.0, 50.0, 70.0])
+    assert stats.ttest_rel(one, other).statistic == pytest.approx(gap.points / gap.error)
+    assert all_above(found, [(A, B)])[0] == HOLDS
 
 
 @pytest.mark.parametrize(
-    ("better", "worse", "holds"),
+    ("better", "worse", "verdict"),
     [
-        ([0.80, 0.82], [0.60, 0.62], True),
-        ([0.80, 0.82], [0.79, 0.81], False),  # one point, with an error of 1.4
-        ([0.60], [0.80], False),
-        ([0.815], [0.80], False),  # one seed: within the usual noise
-        ([0.83], [0.80], True),
-        ([0.80], [None], True),
-        ([None], [0.05], False),  # of a diverged cell nothing good can be said
-        ([None], [None], False),
+        ([0.80, 0.82], [0.60, 0.61], HOLDS),
+        ([0.80, 0.82, 0.81], [0.81, 0.80, 0.82], OPEN),
+        ([0.60, 0.61], [0.80, 0.80], NOT),
+        ([0.90], [0.50], OPEN),  # one seed decides nothing
+        ([0.80, 0.81], [None, None], OPEN),  # against a baseline that did not train
+        ([0.80, 0.81], [0.10, 0.11], OPEN),
+        ([None, None], [0.50, 0.51], NOT),
+        ([None, None], [None, None], OPEN),
     ],
 )
-def test_one_cell_is_above_another_by_more_than_noise(better, worse, holds):
-    assert all_above(results({A: better, B: worse}), [(A, B)])[0] is holds
+def test_one_cell_is_above_another_if_its_seeds_say_so(better, worse, verdict):
+    assert all_above(results({A: better, B: worse}), [(A, B)])[0] == verdict
+
+
+def test_where_a_collapse_is_claimed_a_network_that_learned_nothing_shows_it():
+    found = results({A: [0.80, 0.81], B: [0.10, 0.10]})
+    assert all_above(found, [(A, B)])[0] == OPEN
+    assert all_above(found, [(A, B)], collapse=True)[0] == HOLDS
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "holds"),
-    [([None], [0.8], False), ([None], [None], False), ([0.1], [None], True),
-     ([0.80], [0.815], True), ([0.80], [0.83], False), ([0.80, 0.82], [0.81, 0.83], True),
-     ([0.80, 0.801], [0.81, 0.811], False), ([0.9], [0.8], True)],
-)  # fmt: skip
-def test_one_cell_is_not_below_another_by_more_than_noise(one, other, holds):
-    assert none_below(results({A: one, B: other}), [(A, B)])[0] is holds
+    ("one", "other", "verdict"),
+    [
+        ([0.800, 0.801], [0.805, 0.806], HOLDS),  # half a point behind, which is within one
+        ([0.80, 0.81], [0.83, 0.84], NOT),
+        ([0.80, 0.84], [0.83, 0.81], OPEN),
+        ([0.9, 0.91], [0.8, 0.81], HOLDS),
+        ([0.8], [0.8], OPEN),
+        ([0.8, 0.81], [None, None], OPEN),
+    ],
+)
+def test_one_cell_is_level_with_another_up_to_a_point(one, other, verdict):
+    assert none_below(results({A: one, B: other}), [(A, B)])[0] == verdict
 
 
 def test_a_margin_is_added():
-    found = results({A: [0.90, 0.90], B: [0.80, 0.80]})
-    assert all_above(found, [(A, B)], margin=9.9)[0]
-    assert not all_above(found, [(A, B)], margin=10.1)[0]
-    assert not none_below(found, [(B, A)], margin=9.9)[0]
-    assert none_below(found, [(B, A)], margin=10.1)[0]
+    found = results({A: [0.90, 0.901], B: [0.80, 0.801]})
+    assert all_above(found, [(A, B)], margin=9.9)[0] == HOLDS
+    assert all_above(found, [(A, B)], margin=10.1)[0] == NOT
+    assert none_below(found, [(B, A)], margin=9.9)[0] == NOT
+    assert none_below(found, [(B, A)], margin=10.1)[0] == HOLDS
 
 
 def test_one_failing_pair_fails_the_claim_and_a_missing_one_is_left_out():
-    found = results({A: [0.9], B: [0.5], ("c", "x"): [0.95]})
-    assert all_above(found, [(A, B), (A, ("missing", "x"))])[0] is True
-    assert all_above(found, [(A, B), (A, ("c", "x"))])[0] is False
-    assert all_above(found, [(A, ("missing", "x"))]) == (None, "")
+    found = results({A: [0.9, 0.91], B: [0.5, 0.51], ("c", "x"): [0.95, 0.96]})
+    missing = (A, ("missing", "x"))
+    assert all_above(found, [(A, B), missing])[0] == HOLDS
+    assert all_above(found, [(A, B), missing])[1].endswith("(1 of 2 settings were run)")
+    assert all_above(found, [(A, B), (A, ("c", "x"))])[0] == NOT
+    assert all_above(found, [missing]) == (MISSING, "")
+
+
+def test_a_claim_about_many_pairs_fails_only_by_more_than_one_of_many_may():
+    """A pair that is below at the level 5 %, but not at a hundredth of that, is undecided."""
+    below = [-3.0, -1.0, -2.2]
+    assert stats.ttest_1samp(below, 0.0, alternative="less").pvalue == pytest.approx(
+        0.036, abs=2e-3
+    )
+    cells = {A: [0.5 + x / 100 for x in below], B: [0.5] * 3}
+    assert all_above(results(cells), [(A, B)])[0] == NOT
+    assert all_above(results(cells), [(A, B)] * 100)[0] == OPEN
 
 
 def test_the_evidence_has_the_numbers():
     evidence = all_above(results({A: [0.90, 0.90], B: [0.5, 0.6]}), [(A, B)])[1]
-    assert evidence == "a, x 90.0 ± 0.0, b, x 55.0 ± 5.0 (+35.0 ± 5.0)"
+    assert evidence == "a, x 90.0 ± 0.0, b, x 55.0 ± 63.5 (+35.0 ± 63.5)"
+
+
+def test_a_lead_narrows_seed_by_seed():
+    judge = narrows("{0}, then {1}", "big | {n}", "small | {n}", n=["x", "y"])
+    cells = {
+        ("big", "x"): [0.80, 0.70, 0.75], ("small", "x"): [0.70, 0.60, 0.65],
+        ("big", "y"): [0.80, 0.70, 0.75], ("small", "y"): [0.72, 0.625, 0.67],
+    }  # fmt: skip
+    assert judge(results(cells))[0] == HOLDS
+    overtaken = {**cells, ("small", "y"): [0.90, 0.81, 0.85]}  # a lead below zero is narrower too
+    assert judge(results(overtaken))[0] == HOLDS
+    wider = {**cells, ("small", "y"): [0.68, 0.575, 0.63]}
+    assert judge(results(wider))[0] == NOT
+    assert judge(results({**cells, ("small", "y"): [0.10, 0.11, 0.1]}))[0] == OPEN
+    del cells["small", "y"]
+    assert judge(results(cells)) == (MISSING, "")
+
+
+def test_two_cells_are_within_a_margin_if_neither_is_below_the_other():
+    judge = within("a | x", "b | x", 2.0)
+    assert judge(results({A: [0.80, 0.81], B: [0.81, 0.82]}))[0] == HOLDS
+    assert judge(results({A: [0.80, 0.81], B: [0.85, 0.86]}))[0] == NOT
+    assert judge(results({A: [0.85, 0.86], B: [0.80, 0.81]}))[0] == NOT
+    assert judge(results({A: [0.80, 0.84], B: [0.82, 0.80]}))[0] == OPEN
 
 
 def test_epochs_to_a_loss_are_the_first_that_reach_it():
@@ -138,8 +208,8 @@ def test_epochs_to_a_loss_are_the_first_that_reach_it():
     assert epochs_to_loss(outcome(0.9, (2.0, 1.0)), 0.8) == math.inf
 
 
-def verdicts(item: str, found: Results) -> list[bool | None]:
-    return [verdict.holds for verdict in ITEMS[item].verdicts(found)]
+def verdicts(item: str, found: Results) -> list[str]:
+    return [verdict.word for verdict in ITEMS[item].verdicts(found)]
 
 
 def test_every_claim_is_not_run_without_results():
@@ -153,36 +223,44 @@ def test_figure_1_tells_a_fall_with_depth_from_none():
         ("TAT", "50"): [0.80, 0.81, 0.80], ("TAT", "200"): [0.79, 0.80, 0.80],
         ("EOC", "50"): [0.70, 0.71, 0.70], ("EOC", "200"): [0.40, 0.42, 0.41],
     }  # fmt: skip
-    assert verdicts("figure1", results(cells)) == [True, True, True]
+    assert verdicts("figure1", results(cells)) == [HOLDS, HOLDS, HOLDS]
     flat = {**cells, ("EOC", "200"): [0.69, 0.70, 0.70]}
-    assert verdicts("figure1", results(flat)) == [True, False, True]
+    assert verdicts("figure1", results(flat)) == [HOLDS, NOT, HOLDS]
     fallen = {**cells, ("TAT", "200"): [0.30, 0.31, 0.30]}
-    assert verdicts("figure1", results(fallen)) == [False, True, False]
+    assert verdicts("figure1", results(fallen)) == [NOT, HOLDS, NOT]
+    # EOC learns nothing at depth 200: it has fallen, but to be above it proves nothing.
+    collapsed = {**cells, ("EOC", "200"): [0.10, 0.10, 0.10]}
+    assert verdicts("figure1", results(collapsed)) == [HOLDS, HOLDS, OPEN]
 
 
-def test_table_2_allows_the_rescaled_resnet_noise_and_no_more():
+def test_table_2_allows_the_rescaled_resnet_a_point_and_no_more():
     cells = {
-        ("SGD, TReLU", "w = 0.8"): [0.80, 0.78, 0.79],
+        ("SGD, TReLU", "w = 0.8"): [0.797, 0.784, 0.799],
         ("SGD", "standard ResNet"): [0.80, 0.79, 0.80],
     }
-    assert verdicts("table2", results(cells))[0] is True
+    assert verdicts("table2", results(cells))[0] == HOLDS
     worse = {**cells, ("SGD, TReLU", "w = 0.8"): [0.70, 0.71, 0.70]}
-    assert verdicts("table2", results(worse))[0] is False
+    assert verdicts("table2", results(worse))[0] == NOT
 
 
-def speed(kfac: Sequence[float]) -> Results:
+def speed(kfac: Sequence[float], seeds: int = 5) -> Results:
     trials = [
-        Trial("SGD", "90", {}, 0, outcome(0.7, (2.0, 1.5, 1.2, 1.0))),
-        Trial("K-FAC", "90", {}, 0, outcome(0.8, kfac)),
+        trial
+        for seed in range(seeds)
+        for trial in (
+            Trial("SGD", "90", {}, seed, outcome(0.7, (2.0, 1.5, 1.2, 1.0))),
+            Trial("K-FAC", "90", {}, seed, outcome(0.8, kfac)),
+        )
     ]
     return Results("figure3", "cpu", {}, tuple(trials))
 
 
 def test_figure_3_counts_epochs_to_the_loss_of_sgd():
     faster = ITEMS["figure3"].verdicts(speed((1.5, 0.9, 0.8, 0.7)))[0]
-    assert faster.holds is True
+    assert faster.word == HOLDS
     assert "2.0 instead of 4" in faster.evidence
-    assert verdicts("figure3", speed((2.0, 1.8, 1.4, 1.1)))[0] is False
+    assert verdicts("figure3", speed((2.0, 1.8, 1.4, 1.1)))[0] == NOT
+    assert verdicts("figure3", speed((1.5, 0.9, 0.8, 0.7), seeds=3))[0] == OPEN  # 1 in 8 by chance
 
 
 def test_figure_4_compares_errors_at_every_width():
@@ -198,18 +276,20 @@ def test_figure_4_compares_errors_at_every_width():
         ]
         return Results("figure4", "cpu", {}, values=tuple(values))
 
-    assert verdicts("figure4", found(0.05))[:2] == [True, True]
-    assert verdicts("figure4", found(0.2))[:2] == [False, False]
+    assert verdicts("figure4", found(0.05))[:2] == [HOLDS, HOLDS]
+    assert verdicts("figure4", found(0.2))[:2] == [NOT, NOT]
 
 
 def test_table_8_compares_losses_with_batch_size():
     def found(kfac: float) -> Results:
-        cells = {("SGD", "512"): [0.8], ("SGD", "4096"): [0.6], ("K-FAC", "512"): [0.8]}
-        return results({**cells, ("K-FAC", "4096"): [kfac]})
+        spread = lambda top1: [top1, top1 + 0.002, top1 + 0.001]
+        cells = {("SGD", "512"): 0.8, ("SGD", "4096"): 0.6, ("K-FAC", "512"): 0.8}
+        cells |= {("K-FAC", "4096"): kfac}
+        return results({place: spread(top1) for place, top1 in cells.items()})
 
-    assert verdicts("table8", found(0.7)) == [None, True, True]
-    assert verdicts("table8", found(0.59)) == [None, True, False]  # a point more, which is noise
-    assert verdicts("table8", found(0.5)) == [None, True, False]
+    assert verdicts("table8", found(0.7)) == [MISSING, HOLDS, HOLDS]
+    assert verdicts("table8", found(0.6)) == [MISSING, HOLDS, OPEN]
+    assert verdicts("table8", found(0.5)) == [MISSING, HOLDS, NOT]
 
 
 def printed(item: str, change: Callable[[float], float] = float) -> Results:
@@ -227,23 +307,23 @@ def printed(item: str, change: Callable[[float], float] = float) -> Results:
 
 def test_the_papers_claims_hold_for_the_numbers_that_it_prints():
     found = {item: verdicts(item, printed(item)) for item in MIRRORED}
-    # That twice the width narrows a gap by a tenth of a point is noise.
-    assert found.pop("table9") == [False, True, True]
-    assert found == {item: [True] * len(ITEMS[item].claims) for item in found}
+    # Vanilla networks with w = 0.8 are 0.1 to 0.6 points behind ResNets, 1.8 with tanh: not all of
+    # the paper's differences are differences by our standard of one point.
+    assert found == {item: [HOLDS] * len(ITEMS[item].claims) for item in found}
 
 
 # Nearly the same accuracies stay so, and so does a depth that makes little difference.
 MIRRORED = {
-    "table2": [True, False, False],
-    "table3": [False, False],
-    "table4": [False, False, False],
-    "table5": [False, False, False, True],
-    "table6": [False, False],
-    "table7": [False, True],
-    "table8": [True, False, False],
-    "table9": [False, False, False],
-    "table10": [False, False],
-    "table11": [True, True, True],
+    "table2": [HOLDS, NOT, NOT],
+    "table3": [NOT, NOT],
+    "table4": [HOLDS, NOT, NOT],
+    "table5": [NOT, NOT, NOT, HOLDS],
+    "table6": [NOT, NOT],
+    "table7": [NOT, HOLDS],
+    "table8": [HOLDS, NOT, NOT],
+    "table9": [NOT, NOT, NOT],
+    "table10": [NOT, NOT],
+    "table11": [HOLDS, HOLDS, HOLDS],
 }
 
 
@@ -253,41 +333,44 @@ def test_claims_do_not_hold_where_every_accuracy_is_an_error_rate():
 
 
 def test_the_scale_smoke_proves_nothing():
-    assert set(verdicts("table6", replace(printed("table6"), scale="smoke"))) == {None}
+    assert set(verdicts("table6", replace(printed("table6"), scale="smoke"))) == {MISSING}
 
 
 def test_figure_1_has_the_papers_numbers_at_two_depths():
-    assert verdicts("figure1", printed("figure1")) == [None, None, True]
+    assert verdicts("figure1", printed("figure1")) == [MISSING, MISSING, HOLDS]
 
 
-@pytest.mark.parametrize(("gaussian", "level"), [(0.72, True), (0.85, False), (0.55, False)])
-def test_table_11_allows_neither_initialisation_to_be_much_better(gaussian, level):
-    cells = {("50, SGD, Orth Delta", "TAT"): [0.70], ("50, SGD, Gaussian", "TAT"): [gaussian]}
-    assert verdicts("table11", results(cells)) == [None, None, level]
+@pytest.mark.parametrize(("gaussian", "verdict"), [(0.71, HOLDS), (0.85, NOT), (0.55, NOT)])
+def test_table_11_allows_neither_initialisation_to_be_much_better(gaussian, verdict):
+    cells = {
+        ("50, SGD, Orth Delta", "TAT"): [0.70, 0.701],
+        ("50, SGD, Gaussian", "TAT"): [gaussian, gaussian + 0.002],
+    }
+    assert verdicts("table11", results(cells)) == [MISSING, MISSING, verdict]
 
 
-@pytest.mark.parametrize(("best", "holds"), [(3, True), (2, False)])
-def test_table_7_wants_three_rows_of_four(best, holds):
+@pytest.mark.parametrize(("best", "verdict"), [(3, HOLDS), (2, NOT)])
+def test_table_7_wants_three_rows_of_four(best, verdict):
     rows = [f"50, {o}, w = {w}" for o in ("K-FAC", "SGD") for w in ("0", "0.8")]
     columns = list(dict.fromkeys(cell.column for cell in ITEMS["table7"].cells))
     cells = {
-        (row, column): [0.9 if (column == "TAT LReLU") == (number < best) else 0.6]
+        (row, column): [0.9, 0.901] if (column == "TAT LReLU") == (number < best) else [0.6, 0.6]
         for number, row in enumerate(rows)
         for column in columns
     }
-    assert verdicts("table7", results(cells)) == [holds, None]
+    assert verdicts("table7", results(cells)) == [verdict, MISSING]
 
 
 def test_figure_5_compares_the_smallest_with_the_largest_depth_that_was_run():
     cells = {
-        ("TAT", "100"): [0.50, 0.51], ("TAT", "202"): [0.50, 0.50],
-        ("EOC", "100"): [0.40, 0.41], ("EOC", "202"): [0.20, 0.21],
+        ("TAT", "100"): [0.501, 0.502], ("TAT", "202"): [0.50, 0.50],
+        ("EOC", "100"): [0.40, 0.402], ("EOC", "202"): [0.22, 0.221],
     }  # fmt: skip
-    assert verdicts("figure5", results(cells)) == [True, True, True]
+    assert verdicts("figure5", results(cells)) == [HOLDS, HOLDS, HOLDS]
     swapped = {(row, {"100": "202", "202": "100"}[depth]): v for (row, depth), v in cells.items()}
-    assert verdicts("figure5", results(swapped)) == [True, False, True]
-    fallen = {**cells, ("TAT", "202"): [0.30, 0.30]}
-    assert verdicts("figure5", results(fallen)) == [True, True, False]
+    assert verdicts("figure5", results(swapped)) == [HOLDS, NOT, HOLDS]
+    fallen = {**cells, ("TAT", "202"): [0.301, 0.303]}
+    assert verdicts("figure5", results(fallen)) == [HOLDS, HOLDS, NOT]
 
 
 def test_figure_6_takes_the_fastest_run_that_did_not_diverge():
@@ -305,57 +388,55 @@ def test_figure_6_takes_the_fastest_run_that_did_not_diverge():
         return Results("figure6", "cpu", {}, tuple(trials))
 
     verdict = ITEMS["figure6"].verdicts(found(14.0))[1]
-    assert verdict.holds is True
+    assert verdict.word == HOLDS
     assert "K-FAC (1, 50) 2.00 (paper 2.5), K-FAC (10, 200) 1.40 (paper 1.25)" in verdict.evidence
-    assert verdicts("figure6", found(16.0))[1] is False
+    assert verdicts("figure6", found(16.0))[1] == NOT
 
 
-@pytest.mark.parametrize(("eoc", "holds"), [(0.60, True), (0.585, True), (0.57, False)])
-def test_figure_7_compares_training_accuracies(eoc, holds):
+@pytest.mark.parametrize(("eoc", "verdict"), [(0.60, HOLDS), (0.585, HOLDS), (0.57, NOT)])
+def test_figure_7_compares_training_accuracies(eoc, verdict):
     trials = [
-        Trial(row, "50", {}, seed, outcome(0.5, train=train))
+        Trial(row, "50", {}, seed, outcome(0.5, train=train + 0.001 * seed * (row == "EOC")))
         for row, train in (("EOC", eoc), ("TAT", 0.60))
-        for seed in range(2)
+        for seed in range(3)
     ]
     found = Results("figure7", "cpu", {}, tuple(trials))
-    assert verdicts("figure7", found) == [holds]
+    assert verdicts("figure7", found) == [verdict]
 
 
-def test_training_accuracy_of_a_cell_is_unknown_if_a_seed_diverged():
-    cell = Summary(math.nan, math.nan, {}, (outcome(0.5, train=0.75), outcome(None)))
-    assert math.isnan(cell.train_accuracy)
-    assert Summary(50.0, 1.0, {}, (outcome(0.5, train=0.75),) * 2).train_accuracy == 75.0
+def test_a_run_that_diverged_has_no_training_accuracy():
+    cell = Summary({}, (outcome(0.5, train=0.75), outcome(None)), (0, 1))
+    assert cell.train_accuracies == {0: 75.0, 1: 0.0}
 
 
 def timed(curves: Mapping[str, Sequence[float]], *, diverged: str = "") -> Results:
-    """Validation accuracies of optimisers at depth 200, one each ten seconds."""
+    """Validation accuracies of optimisers at depth 200, one each ten seconds, for five seeds."""
     trials = []
-    for name, top1 in curves.items():
+    for seed, (name, top1) in itertools.product(range(5), curves.items()):
         seconds = [10.0 * (n + 1) for n in range(len(top1))]
         curve = ValidationCurve([float(n) for n in range(len(top1))], list(top1), seconds)
         own = replace(outcome(None if name == diverged else top1[-1]), validation=curve)
-        trials.append(Trial(name, "200", {}, 0, own))
+        trials.append(Trial(name, "200", {}, seed, own))
     return Results("optimizers", "cpu", {}, tuple(trials))
 
 
 def test_optimisers_are_compared_by_the_seconds_to_the_accuracy_of_sgd():
     first = lambda results: ITEMS["optimizers"].verdicts(results)[1]
-    # 0.0035 is one of the numbers that are larger when they were a percentage before.
-    verdict = first(timed({"SGD": [0.1, 0.2, 0.0035], "K-FAC": [0.001, 0.5]}))
-    assert (verdict.holds, verdict.evidence) == (False, "to 0.4 %: SGD 10 s, K-FAC 20 s")
-    assert first(timed({"SGD": [0.001, 0.0035], "K-FAC": [0.5]})).holds is True
-    never = first(timed({"SGD": [0.001, 0.0035], "K-FAC": [0.001]}))
-    assert (never.holds, never.evidence) == (False, "to 0.4 %: SGD 20 s, K-FAC never")
+    verdict = first(timed({"SGD": [0.1, 0.4, 0.35], "K-FAC": [0.001, 0.3, 0.5]}))
+    assert (verdict.word, verdict.evidence) == (NOT, "to 35.0 %: SGD 20 s, K-FAC 30 s")
+    assert first(timed({"SGD": [0.001, 0.35], "K-FAC": [0.5]})).word == HOLDS
+    never = first(timed({"SGD": [0.001, 0.35], "K-FAC": [0.001]}))
+    assert (never.word, never.evidence) == (NOT, "to 35.0 %: SGD 20 s, K-FAC not always")
     slower = timed({"SGD": [0.1, 0.5], "K-FAC": [0.1, 0.6], "Muon": [0.7]})
-    assert first(slower).holds is False
+    assert first(slower).word == NOT
     lost = timed({"SGD": [0.1, 0.5], "K-FAC": [0.1, 0.6]}, diverged="SGD")
-    assert first(lost).holds is None
+    assert first(lost).word == OPEN
 
 
 def test_k_fac_is_compared_with_the_best_of_the_other_optimisers():
-    cells = {("K-FAC", "50"): [0.80], ("SGD", "50"): [0.70], ("Muon", "50"): [0.90]}
-    assert verdicts("optimizers", results(cells))[0] is False
-    assert verdicts("optimizers", results({**cells, ("Muon", "50"): [0.81]}))[0] is True
+    cells = {("K-FAC", "50"): [0.80, 0.801], ("SGD", "50"): [0.7, 0.7], ("Muon", "50"): [0.9, 0.9]}
+    assert verdicts("optimizers", results(cells))[0] == NOT
+    assert verdicts("optimizers", results({**cells, ("Muon", "50"): [0.805, 0.806]}))[0] == HOLDS
 
 
 def test_table_1_wants_every_condition_and_one_degenerate_method():
@@ -367,18 +448,18 @@ def test_table_1_wants_every_condition_and_one_degenerate_method():
         values.append(Value("DKS", "Q(1)", 1.0 - miss, 1.0))
         return Results("table1", "cpu", {}, values=tuple(values))
 
-    assert verdicts("table1", found(1e-9)) == [True, True]
-    assert verdicts("table1", found(1e-7)) == [False, True]
-    assert verdicts("table1", found(0.0, DKS=0.999)) == [True, False]
-    assert verdicts("table1", found(0.0, DKS=0.995)) == [True, False]  # not only EOC with ReLU
+    assert verdicts("table1", found(1e-9)) == [HOLDS, HOLDS]
+    assert verdicts("table1", found(1e-7)) == [NOT, HOLDS]
+    assert verdicts("table1", found(0.0, DKS=0.999)) == [HOLDS, NOT]
+    assert verdicts("table1", found(0.0, DKS=0.995)) == [HOLDS, NOT]  # not only EOC with ReLU
 
 
 @pytest.mark.parametrize(
     ("relu", "gaps", "expected"),
     [
-        ((0.8, 0.9, 0.99, 0.998, 0.9999), (0.1, 0.01, 0.005, 0.002, 0.0005), [True, True]),
-        ((0.8, 0.9, 0.99, 0.98, 0.9999), (0.1, 0.01, 0.02, 0.002, 0.0005), [False, False]),
-        ((0.8, 0.9, 0.91, 0.92, 0.93), (0.1, 0.09, 0.08, 0.07, 0.06), [False, False]),
+        ((0.8, 0.9, 0.99, 0.998, 0.9999), (0.1, 0.01, 0.005, 0.002, 0.0005), [HOLDS, HOLDS]),
+        ((0.8, 0.9, 0.99, 0.98, 0.9999), (0.1, 0.01, 0.02, 0.002, 0.0005), [NOT, NOT]),
+        ((0.8, 0.9, 0.91, 0.92, 0.93), (0.1, 0.09, 0.08, 0.07, 0.06), [NOT, NOT]),
     ],
 )
 def test_figure_2_tells_a_limit_from_none(relu, gaps, expected):
@@ -393,14 +474,14 @@ def test_figure_2_tells_a_limit_from_none(relu, gaps, expected):
     assert verdicts("figure2", Results("figure2", "cpu", {}, values=tuple(values))) == expected
 
 
-@pytest.mark.parametrize(("ours", "holds"), [(0.01, True), (0.03, False)])
-def test_figure_4_compares_deviations_with_gaussian_weights(ours, holds):
+@pytest.mark.parametrize(("ours", "verdict"), [(0.01, HOLDS), (0.03, NOT)])
+def test_figure_4_compares_deviations_with_gaussian_weights(ours, verdict):
     values = [
         Value("TReLU, gaussian", "largest deviation, width 30", ours),
         Value("DKS + SoftPlus, gaussian", "largest deviation, width 30", 0.02),
     ]
     found = Results("figure4", "cpu", {}, values=tuple(values))
-    assert verdicts("figure4", found)[2] is holds
+    assert verdicts("figure4", found)[2] == verdict
 
 
 def test_results_survive_their_file(tmp_path):
@@ -411,6 +492,7 @@ def test_results_survive_their_file(tmp_path):
         results({A: [0.5, None]}).trials,
         (Value("a", "b", 0.5, None),),
         (Series("p", "l", (0.0, 1.0), (0.5, 0.25), (0.1, 0.2)),),
+        (TriedSetting("a", "x", "k", Tried({"lr": 0.1}, None, 2.0, "stopped", 1.5)),),
     )
     assert Results.read(found.write(tmp_path / "new" / "table5.jsonl")) == found
 
@@ -419,18 +501,6 @@ def test_a_blank_line_in_results_is_nothing(tmp_path):
     path = results({A: [0.5]}).write(tmp_path / "table5.jsonl")
     path.write_text(path.read_text() + "\n")
     assert Results.read(path) == results({A: [0.5]})
-
-
-@pytest.mark.parametrize(
-    ("gap", "other", "less"),
-    [
-        ((1.0, 0.1), (2.0, 0.1), True), ((1.0, 0.5), (2.0, 0.5), False),
-        ((-9.0, 0.1), (0.1, 0.1), False),  # one below zero is none
-        ((0.0, math.nan), (1.9, math.nan), False), ((0.0, math.nan), (2.1, math.nan), True),
-    ],
-)  # fmt: skip
-def test_a_gap_is_smaller_than_another_by_more_than_noise(gap, other, less):
-    assert is_smaller(Difference(*gap), Difference(*other)) is less
 
 
 @pytest.mark.parametrize(

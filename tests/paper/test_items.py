@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,11 +15,18 @@ from skipless.core.solution import ClampedTargetWarning
 from skipless.core.solve import solve
 from skipless.paper import ITEMS
 from skipless.paper.scales import FULL, SCALES
+from skipless.record import Json
 from skipless.runs.kernels import network_curve
+from skipless.runs.search import Range
 
 SOURCE = paper_source()
 needs_source = pytest.mark.skipif(SOURCE is None, reason="the paper's source is not at hand")
 TRAINED = [item for item in ITEMS.values() if item.compute is None]
+
+
+def choices(given: Range | tuple[Json, ...]) -> set[object]:
+    assert isinstance(given, tuple)
+    return set(given)
 
 
 def numbered(labels: list[tuple[str, str]]) -> dict[str, str]:
@@ -63,59 +71,102 @@ def test_no_two_cells_of_an_item_are_the_same_run():
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_runs_are_distinct_and_have_a_method_that_takes_their_targets(scale):
+def test_cells_are_distinct_and_have_a_method_that_takes_their_targets(scale):
     for item in TRAINED:
-        runs = item.runs(scale)
-        assert len({run.name for run in runs}) == len(runs) > 0, item.name
-        assert item.cost(scale) == (len(runs), sum(run.configuration.epochs for run in runs))
-        for run in runs:
-            run.configuration.build_method()
+        planned = item.plan(scale)
+        assert len({own.name for own in planned}) == len(planned) > 0, item.name
+        if scale != "smoke":  # where networks of several depths are the same
+            assert len({own.experiment.key for own in planned}) == len(planned), item.name
+        runs, hours = item.cost(scale)
+        assert runs == sum(
+            own.experiment.sweep.trials + len(own.experiment.seeds) for own in planned
+        )
+        assert hours > 0.0
+        for own in planned:
+            own.experiment.final.build_method()
 
 
 def test_the_full_scale_has_the_papers_settings():
-    runs = ITEMS["table4"].runs("full")
-    configurations = [run.configuration for run in runs]
-    assert {c.epochs for c in configurations} == {90, 180}
-    assert {c.batch_size for c in configurations} == {1024}
-    assert {c.schedule for c in configurations} == {"step"}
-    assert {c.label_smoothing for c in configurations} == {0.1}
-    assert {c.width for c in configurations} == {None}
-    kfac = [c.kfac for c in configurations if c.optimizer == "kfac"]
+    planned = ITEMS["table4"].plan("full")
+    finals = [own.experiment.final for own in planned]
+    assert {c.epochs for c in finals} == {90, 180}
+    assert {c.batch_size for c in finals} == {1024}
+    assert {c.schedule for c in finals} == {"step"}
+    assert {c.label_smoothing for c in finals} == {0.1}
+    assert {c.clip for c in finals} == {None}
+    assert {c.width for c in finals} == {None}
+    kfac = [c.kfac for c in finals if c.optimizer == "kfac"]
     assert {own.preset for own in kfac} == {"imagenet"}
     assert not any(own.early_inverses or own.restarts for own in kfac)
-    for optimizer, rates in published.RATES.items():
-        if optimizer != "lars":
-            assert {c.lr for c in configurations if c.optimizer == optimizer} == set(rates)
-    assert {c.l2 for c in configurations} == set(published.L2)
-    normalised = [c for c in configurations if c.norm == "batch"]
-    assert {c.dropout for c in normalised} == {0.0}
-    assert {c.dropout for c in configurations if c.norm is None} == set(published.DROPOUTS)
-    assert {c.eta for c in configurations if c.norm is None} == set(published.ETAS)
-    # 5 rates, 3 penalties; without BatchNorm also 2 dropout rates and 2 values of eta.
-    assert len(runs) == 2 * 2 * 2 * (15 + 2 * 15 * 2 * 2)
+    for own in planned:
+        given, space = own.experiment.final, own.experiment.sweep.space
+        rates = published.RATES[given.optimizer]
+        assert space["lr"] == Range(min(rates), max(rates))
+        assert choices(space["l2"]) == set(published.L2)
+        if given.norm == "batch":
+            assert given.dropout == 0.0
+            assert space.keys() == {"lr", "l2"}
+        else:
+            assert choices(space["dropout"]) == set(published.DROPOUTS)
+            assert space.keys() - {"eta"} == {"lr", "l2", "dropout"}
 
 
-def test_smooth_activations_are_searched_over_the_papers_targets():
-    configurations = [run.configuration for run in ITEMS["table7"].runs("full")]
-    assert {c.tau for c in configurations if c.tau is not None} == set(published.TAUS)
-    assert {c.zeta for c in configurations if c.zeta is not None} == set(published.ZETAS)
+def test_eta_is_tuned_over_the_papers_values_that_can_be_reached():
+    """With w = 0.8, ReLU gives a ResNet-50 0.9398: of section 5's values, only 0.9 is below."""
+    tuned = {
+        own.name: own.experiment.sweep.space.get("eta") for own in ITEMS["table4"].plan("full")
+    }
+    assert tuned["50, SGD | w = 0, 90 epochs"] == published.ETAS
+    assert tuned["101, SGD | w = 0.8, 90 epochs"] == published.ETAS
+    assert tuned["50, SGD | w = 0.8, 90 epochs"] is None
+    final = next(
+        o for o in ITEMS["table4"].plan("full") if o.name == "50, SGD | w = 0.8, 90 epochs"
+    )
+    assert final.experiment.final.eta == 0.9
+    for own in ITEMS["table4"].plan("full"):
+        assert not own.experiment.final.clamp  # so that a target out of reach is an error
+
+
+def test_all_optimisers_get_the_same_number_of_trials_on_held_out_training_images():
+    for name in ("cpu", "full"):
+        for item in TRAINED:
+            planned = item.plan(name)
+            assert len({own.experiment.sweep.trials for own in planned}) == 1, item.name
+            for own in planned:
+                tuned, final = own.experiment.sweep.configuration, own.experiment.final
+                assert tuned.held_out is not None
+                assert final.held_out is None
+                own_options = {"held_out": None, "evaluate_every": 1, "validation_size": None}
+                assert replace(tuned, **own_options) == replace(final, **own_options)
+
+
+def test_smooth_activations_are_tuned_over_the_papers_targets():
+    planned = ITEMS["table7"].plan("full")
+    for name, values in (("tau", published.TAUS), ("zeta", published.ZETAS)):
+        tuned = [
+            own.experiment.sweep.space[name]
+            for own in planned
+            if name in own.experiment.sweep.space
+        ]
+        assert tuned
+        assert all(choices(own) == set(values) for own in tuned)
 
 
 def test_figure_5_has_the_settings_of_appendix_e():
-    for run in ITEMS["figure5"].runs("full"):
-        given = run.configuration
+    for own in ITEMS["figure5"].plan("full"):
+        given = own.experiment.final
         assert (given.data, given.epochs, given.optimizer) == ("cifar10", 200, "kfac")
         assert given.marks == "75/200,150/200"
         assert given.kfac.preset == "cifar10"
 
 
 def test_the_edge_of_chaos_of_tanh_has_the_papers_weights():
-    run = next(
-        run
-        for run in ITEMS["table5"].runs("smoke")
-        if run.cell.column == "Tanh" and "EOC" in run.cell.row
+    own = next(
+        own
+        for own in ITEMS["table5"].plan("smoke")
+        if own.cell.column == "Tanh" and "EOC" in own.cell.row
     )
-    method = run.configuration.build_method()
+    method = own.experiment.final.build_method()
     assert method is not None
     solution = solve(Graph.chain(50), method, "tanh")
     assert solution.sigma_w == pytest.approx(1.302, abs=0.003)  # section 5.4
@@ -124,55 +175,69 @@ def test_the_edge_of_chaos_of_tanh_has_the_papers_weights():
 def test_the_scales_of_cpu_keep_the_papers_depths():
     for item in TRAINED:
         stated = {cell.run["model"] for cell in item.cells}
-        assert {run.configuration.model for run in item.runs("cpu")} <= stated
+        assert {own.experiment.final.model for own in item.plan("cpu")} <= stated
 
 
 def test_the_depth_sweep_of_cpu_reaches_200_layers():
-    assert "resnet200" in {run.configuration.model for run in ITEMS["figure1"].runs("cpu")}
+    assert "resnet200" in {own.experiment.final.model for own in ITEMS["figure1"].plan("cpu")}
 
 
-def test_runs_that_items_share_are_the_same_configuration():
-    runs = {n: {run.configuration for run in ITEMS[n].runs("cpu")} for n in ("table2", "table5")}
-    shared = runs["table2"] & runs["table5"]
-    # Vanilla networks of 50 layers: EOC and TAT, three seeds, five rates of SGD, one of K-FAC.
-    assert len(shared) == 2 * 3 * (5 + 1)
+def test_runs_that_items_share_are_the_same_task():
+    keys = {name: {own.experiment.key for own in ITEMS[name].plan("cpu")} for name in ITEMS}
+    # Vanilla networks of 50 layers with ReLU on the edge of chaos, with K-FAC and SGD.
+    assert len(keys["table3"] & keys["table5"] & keys["table2"]) == 2
+    assert len(keys["figure1"] & keys["table5"]) == 4  # EOC and TAT with K-FAC, 50 and 101
 
 
 def test_given_options_reach_every_run():
-    runs = ITEMS["figure1"].runs("full", seeds=2, given={"data": "parquet:/data"})
-    assert {run.configuration.data for run in runs} == {"parquet:/data"}
-    assert {run.seed for run in runs} == {0, 1}
+    planned = ITEMS["figure1"].plan("full", seeds=2, given={"data": "parquet:/data", "lr": 0.5})
+    for own in planned:
+        for given in (own.experiment.final, own.experiment.sweep.configuration):
+            assert (given.data, given.lr) == ("parquet:/data", 0.5)
+        assert own.experiment.seeds == (0, 1)
+        assert "lr" not in own.experiment.sweep.space
 
 
-def test_the_full_scale_searches_what_a_run_does_not_fix():
-    assert "eta" not in FULL.grid(ITEMS["table2"].cells[-1].run)
-    assert FULL.grid(ITEMS["table4"].cells[1].run)["eta"] == published.ETAS
+def test_only_some_cells_can_be_run():
+    names = [own.name for own in ITEMS["table5"].plan("cpu", only="50, SGD, * | (L)ReLU")]
+    assert names == ["50, SGD, EOC | (L)ReLU", "50, SGD, TAT | (L)ReLU"]
 
 
-def test_the_full_scale_searches_lars_over_the_papers_rates():
-    runs = ITEMS["table8"].runs("full")
-    found = {run.configuration.lr for run in runs if run.configuration.optimizer == "lars"}
-    assert found == set(published.RATES["lars"])
+def test_the_full_scale_does_not_tune_what_a_run_fixes():
+    space, first = FULL.space(ITEMS["table2"].cells[-1].run)
+    assert "eta" not in {**space, **first}
+    assert FULL.space(ITEMS["table4"].cells[1].run)[0]["eta"] == published.ETAS
+
+
+def test_the_full_scale_tunes_lars_over_the_papers_rates():
+    lars = [o for o in ITEMS["table8"].plan("full") if o.experiment.final.optimizer == "lars"]
+    rates = published.RATES["lars"]
+    assert {own.experiment.sweep.space["lr"] for own in lars} == {Range(min(rates), max(rates))}
 
 
 def test_the_scale_cpu_is_what_its_page_says():
-    """An eighth of the channels, 2,560 images of 7 x 7, 5 epochs for 90, 64 images for 1,024."""
+    """An eighth of the channels, 20,000 images of 14 x 14, 10 epochs for 90, 128 for 1,024."""
+    finals = [own.experiment.final for own in ITEMS["table5"].plan("cpu")]
     sizes = {
         (c.width, c.train_size, c.validation_size, c.image_size, c.data, c.epochs, c.batch_size)
-        for c in (run.configuration for run in ITEMS["table5"].runs("cpu"))
+        for c in finals
     }
-    assert sizes == {(0.125, 2560, 2000, 7, "fashion-mnist", 5, 64)}
+    assert sizes == {(0.125, 20_000, None, 14, "fashion-mnist", 10, 128)}
+    assert {(c.optimizer, c.clip, c.precision) for c in finals} == {
+        ("sgd", 1.0, "bfloat16"),
+        ("kfac", None, "float32"),
+    }
     wide = {
         (c.width, c.train_size, c.image_size, c.data)
-        for c in (run.configuration for run in ITEMS["figure5"].runs("cpu"))
+        for c in (own.experiment.final for own in ITEMS["figure5"].plan("cpu"))
     }
     # Wide ResNets have twice the channels of others at full scale; here a quarter of these.
-    assert wide == {(0.5, 5120, 8, "cifar10")}
+    assert wide == {(0.5, 10_000, 16, "cifar10")}
 
 
 def test_twice_the_width_is_twice_the_width_at_every_scale():
     for scale in SCALES:
-        widths = {run.cell.row[-2:]: run.configuration.width for run in ITEMS["table9"].runs(scale)}
+        widths = {o.cell.row[-2:]: o.experiment.final.width for o in ITEMS["table9"].plan(scale)}
         one, two = (widths[name] for name in ("1x", "2x"))
         assert one is not None
         assert two == 2 * one
@@ -188,41 +253,35 @@ def test_twice_the_width_is_twice_the_width_at_every_scale():
         *(("figure3", row, epochs) for row in ("SGD", "K-FAC") for epochs in ("90", "180")),
     ],
 )
-def test_what_must_hold_at_the_scale_cpu_has_three_seeds(item, row, column):
-    runs = [
-        run for run in ITEMS[item].runs("cpu") if (run.cell.row, run.cell.column) == (row, column)
-    ]
-    assert {run.seed for run in runs} == {run.configuration.seed for run in runs} == {0, 1, 2}
+def test_what_matters_most_has_five_seeds_at_the_scale_cpu(item, row, column):
+    (own,) = ITEMS[item].plan("cpu", only=f"{row} | {column}".replace("[", "?"))
+    assert own.experiment.seeds == (0, 1, 2, 3, 4)
 
 
 def test_a_run_comes_before_the_options_of_its_scale():
     periods = {
-        run.cell.row: (given.kfac.curvature_period, given.kfac.inverse_period)
-        for run in ITEMS["figure6"].runs("cpu")
-        if (given := run.configuration).optimizer == "kfac"
+        own.cell.row: (given.kfac.curvature_period, given.kfac.inverse_period)
+        for own in ITEMS["figure6"].plan("cpu")
+        if (given := own.experiment.final).optimizer == "kfac"
     }
     assert periods == {"K-FAC (1, 50)": (1, 50), "K-FAC (10, 200)": (10, 200)}
 
 
 def test_gaussian_weights_fill_their_kernels():
-    for run in ITEMS["table11"].runs("smoke"):
-        gaussian = run.cell.row.endswith("Gaussian")
-        assert run.configuration.distribution == ("gaussian" if gaussian else "orthogonal")
-        assert run.configuration.delta is not gaussian
+    for own in ITEMS["table11"].plan("smoke"):
+        gaussian = own.cell.row.endswith("Gaussian")
+        assert own.experiment.final.distribution == ("gaussian" if gaussian else "orthogonal")
+        assert own.experiment.final.delta is not gaussian
 
 
 def test_the_largest_shortcut_weight_gets_the_nearest_target():
-    run = next(
-        run
-        for run in ITEMS["table2"].runs("cpu")
-        if (run.cell.row, run.cell.column) == ("SGD, TReLU", "w = 0.9")
-    )
+    (own,) = ITEMS["table2"].plan("cpu", only="SGD, TReLU | w = 0.9")
     with pytest.warns(ClampedTargetWarning, match="out of reach"):
-        curve = network_curve(run.configuration)
+        curve = network_curve(own.experiment.final)
     assert curve is not None
     assert 0.5 < curve.global_map[np.argmin(np.abs(curve.c))] < 0.9  # the target
 
 
 def test_networks_of_the_scale_smoke_have_at_most_34_layers():
-    models = {run.configuration.model for item in TRAINED for run in item.runs("smoke")}
+    models = {own.experiment.final.model for item in TRAINED for own in item.plan("smoke")}
     assert models == {"resnet18", "resnet34", "wide_resnet10"}

@@ -18,16 +18,19 @@ from skipless.paper.item import (
     panel_charts,
 )
 from skipless.paper.reproduce import (
+    Request,
     build_section,
     read_sections,
     report_item,
     run_item,
     training_charts,
 )
-from skipless.paper.results import Results, Series, Summary, Trial, Value
+from skipless.paper.results import Results, Series, Summary, Trial, TriedSetting, Value
 from skipless.paper.scales import SMOKE
-from skipless.runs.outcome import Outcome, TrainingCurve, ValidationCurve
-from skipless.runs.search import Place
+from skipless.runs import search
+from skipless.runs.configuration import Configuration
+from skipless.runs.outcome import Outcome, TrainingCurve, Tried, ValidationCurve
+from skipless.runs.search import ExperimentResult, Place, Range, run_key
 
 MACHINE = {"system": "Linux", "cores": 2}
 
@@ -62,7 +65,9 @@ DEPTHS = Results(
         "started": "2026-01-02",
         "machines": [MACHINE],
         "versions": [{"torch": "2.13.0"}],
+        "commits": ["0123456789abcdef"],
         "seconds": 240,
+        "left": 5,
     },
     (
         *trials("TAT", "50", [0.80, 0.82]),
@@ -70,27 +75,32 @@ DEPTHS = Results(
         *trials("EOC", "50", [0.70, 0.70]),
         *trials("EOC", "200", [None, 0.30]),
     ),
+    tried=(TriedSetting("TAT", "50", "key", Tried({"lr": 0.1}, 0.8, 2.0, "finished", 30.0)),),
 )
 
 
 def test_the_table_has_ours_and_the_papers_at_their_places():
     found = build_section(ITEMS["figure1"], DEPTHS)
-    assert found.header == ["ours (paper)", "50", "101", "152", "200"]
+    assert found.header == ["ours (paper)", "50", "101", "152", "200", "seeds that learned"]
     assert found.rows == [
-        ["EOC", "70.0 ± 0.0 (72.6)", "– (71.8)", "–", "diverged"],
-        ["TAT", "81.0 ± 1.0 (74.6)", "– (74.2)", "–", "80.0 ± 1.0"],
+        ["EOC", "70.0 ± 0.0 (72.6)", "– (71.8)", "–", "15.0 ± 190.6", "200 1 of 2"],
+        # Of 80 and 82: a standard error of 1, times Student's 12.7 at one degree of freedom.
+        ["TAT", "81.0 ± 12.7 (74.6)", "– (74.2)", "–", "80.0 ± 12.7", "all"],
     ]
-    assert [verdict.word for verdict in found.verdicts] == ["holds", "holds", "holds"]
+    assert [verdict.word for verdict in found.verdicts] == ["holds", "undecided", "undecided"]
 
 
 def test_the_facts_say_where_the_results_come_from():
     assert build_section(ITEMS["figure1"], DEPTHS).facts == {
         "Scale": "cpu",
-        "Runs": "8, of which 1 diverged",
+        "Runs": "8 with chosen settings, of which 1 diverged",
+        "Tuning": "1 settings, on held-out training images",
+        "Left": "5 runs: this item is not complete",
         "Started": "2026-01-02",
         "Time": "4 minutes of training, all runs together",
         "Machine": "Linux, 2 cores",
         "Versions": "torch 2.13.0",
+        "Commit": "0123456789ab",
         "Rerun": "skipless reproduce figure1 --scale cpu",
     }
 
@@ -104,34 +114,50 @@ def test_a_table_of_computed_numbers_has_what_they_should_be():
 
 def test_what_all_trials_say_of_the_machine_is_said_once():
     late, early = outcome(0.5, "2026-01-03", 10.0), outcome(0.5, "2026-01-01", 5.4)
-    runs = ITEMS["figure1"].runs("cpu")[:2]
-    done = list(zip(runs, (late, early), strict=True))
-    found = reproduce.collect_results(ITEMS["figure1"], "cpu", done, {"device": "cpu", "seeds": 3})
+    late, early = (replace(own, commit="0123") for own in (late, early))
+    request = Request("cpu", seeds=2, options={"device": "cpu"}, only="EOC | 50")
+    (planned,) = request.plan(ITEMS["figure1"])
+    chosen = {"lr": 0.1}
+    result = ExperimentResult(
+        (Tried(chosen, 0.5, 10.0, "finished", 4.0),), chosen, {0: late, 1: early}
+    )
+    found = reproduce.collect_results(
+        ITEMS["figure1"],
+        request,
+        [planned],
+        {planned.name: planned.experiment},
+        {planned.name: result},
+    )
     assert found.origin == {
         "started": "2026-01-01",
         "machines": [MACHINE],
         "versions": [{"torch": "2.13.0"}],
-        "data": ["fashion-mnist, 2,560 images of 7 x 7"],
-        "given": {"device": "cpu", "seeds": 3},
-        "seconds": 15,
+        "commits": ["0123"],
+        "data": ["fashion-mnist, 20,000 images of 14 x 14"],
+        "given": {"device": "cpu", "seeds": 2, "only": "EOC | 50"},
+        "seconds": 19,
+        "left": 7,  # of 8 settings to try and 2 seeds
     }
-    assert found.trials[0].chosen == runs[0].chosen
     again = build_section(ITEMS["figure1"], found).facts["Rerun"]
-    assert again == "skipless reproduce figure1 --scale cpu --device cpu --seeds 3"
-    assert [(t.outcome.machine, t.outcome.started) for t in found.trials] == [
-        ({}, "2026-01-03"),
-        ({}, "2026-01-01"),
+    assert again == (
+        "skipless reproduce figure1 --scale cpu --device cpu --seeds 2 --only 'EOC | 50'"
+    )
+    assert [(t.outcome.machine, t.outcome.started, t.chosen) for t in found.trials] == [
+        ({}, "2026-01-03", chosen),
+        ({}, "2026-01-01", chosen),
     ]
+    assert {t.key for t in found.trials} == {
+        run_key(planned.experiment.run(chosen, seed)) for seed in (0, 1)
+    }
 
 
-def test_accuracies_are_drawn_over_their_columns_with_standard_errors():
+def test_accuracies_are_drawn_over_their_columns_with_confidence_intervals():
     chart = accuracy_by_column(DEPTHS, ["TAT", "EOC"], ["50", "101", "200"], "depth")
     tat, eoc = chart.lines
     assert [x for x, _ in tat.points] == [50.0, 200.0]
     assert [y for _, y in tat.points] == pytest.approx([81.0, 80.0])
-    assert tat.bars == pytest.approx([1.0, 1.0])  # 80 and 82: √2 over √2
-    assert (tat.value, eoc.value) == ("80.0%", "diverged")
-    assert math.isnan(eoc.points[1][1])
+    assert tat.bars == pytest.approx([12.706, 12.706], rel=1e-4)  # a standard error of √2 over √2
+    assert (tat.value, eoc.value) == ("80.0%", "15.0%")  # of 0 and 30
     assert (chart.x.low, chart.x.high) == (50.0, 200.0)
     assert "nan" not in chart.description
 
@@ -145,8 +171,8 @@ def test_one_seed_has_no_error_bar_and_one_depth_has_an_axis():
 
 def test_curves_are_drawn_by_epoch_or_by_seconds_in_percent():
     cells = {
-        "good": Summary(50.0, 0.0, {}, (outcome(0.5),)),
-        "bad": Summary(math.nan, math.nan, {}, (outcome(None),)),
+        "good": Summary({}, (outcome(0.5),), (0,)),
+        "bad": Summary({}, (outcome(None),), (0,)),
         "missing": None,
     }
     by_epoch, by_second = (accuracy_curves("t", cells, seconds=by) for by in (False, True))
@@ -214,7 +240,7 @@ KEPT = Item(
     title="Table 2: tiny",
     label=None,
     introduction="",
-    claims={"It trains": lambda _: (True, "")},
+    claims={"It trains": lambda _: ("holds", "")},
     cells=(Cell("kept", "x", TINY, 50.0), Cell("left out", "x", TINY)),
     smoke=replace(SMOKE, keep=lambda row, column: row == "kept"),
 )
@@ -223,15 +249,15 @@ KEPT = Item(
 def test_an_item_is_run_once_and_leaves_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(ITEMS, "table2", KEPT)
     place = Place(tmp_path, workers=1)
-    report = report_item(KEPT, "smoke", place, seeds=2)
+    said: list[str] = []
+    report = report_item(KEPT, Request("smoke", seeds=2), place, said.append)
+    assert len(said) == 1
+    assert said[0].startswith("table2: 1 cell, 2 runs with the best, about 1 minute on one CPU.")
     assert {path.name for path in tmp_path.iterdir()} == {
         "runs", "studies.db", "table2.html", "table2.jsonl",
     }  # fmt: skip
     found = Results.read(tmp_path / "table2.jsonl")
-    assert [(t.row, t.column, t.seed, t.chosen["lr"]) for t in found.trials] == [
-        ("kept", "x", 0, 0.001),
-        ("kept", "x", 1, 0.001),
-    ]
+    assert [(t.row, t.column, t.seed) for t in found.trials] == [("kept", "x", s) for s in (0, 1)]
     assert len(list((tmp_path / "runs").iterdir())) == 2
     cell = found.cell("kept", "x")
     assert cell is not None
@@ -241,20 +267,87 @@ def test_an_item_is_run_once_and_leaves_its_files(tmp_path: Path, monkeypatch: p
     page = (tmp_path / "table2.html").read_text(encoding="utf-8")
     assert "Training loss: kept" in page
     assert "From input to output" in page
-    assert run_item(KEPT, "smoke", place, seeds=2) == found
+    assert run_item(KEPT, Request("smoke", seeds=2), place) == found
+
+
+TUNED = replace(
+    KEPT,
+    smoke=replace(
+        KEPT.smoke,
+        options={**KEPT.smoke.options, "epochs": 2, "steps": None, "validation_size": None},
+        ranges={"sgd": {"lr": Range(0.001, 0.1)}},
+        trials=2,
+        least_epochs=1,
+        seeds=2,
+        held_out=50,
+    ),
+)
+
+
+def test_records_of_earlier_results_are_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(ITEMS, "table2", TUNED)
+    place, elsewhere = (Place(tmp_path / name, workers=1) for name in ("a", "b"))
+    report_item(TUNED, Request("smoke"), place)
+    found = Results.read(tmp_path / "a" / "table2.jsonl")
+    assert (len(found.tried), len(found.trials), found.origin["left"]) == (2, 2, 0)
+    monkeypatch.setattr("skipless.runs.search.train", None)  # nothing is trained from here on
+    records = Request("smoke", records=tmp_path / "a")
+    assert run_item(TUNED, records, elsewhere).trials == found.trials
+    with pytest.raises(FileNotFoundError, match=r"--records .*nowhere is not a folder"):
+        run_item(TUNED, Request("smoke", records=tmp_path / "nowhere"), elsewhere)
+
+
+def test_an_item_that_is_stopped_leaves_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(ITEMS, "table2", TUNED)
+    place, train, runs = Place(tmp_path, workers=1), search.train, []
+
+    def train_three(configuration: Configuration, *given: object, **more: object) -> object:
+        runs.append(configuration)
+        if len(runs) == 4:
+            raise KeyboardInterrupt
+        return train(configuration, *given, **more)  # pyright: ignore[reportArgumentType]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(search, "train", train_three)
+        with pytest.raises(InterruptedError, match="table2-smoke was stopped after 3 of 4 runs"):
+            report_item(TUNED, Request("smoke"), place)
+    found = Results.read(tmp_path / "table2.jsonl")
+    assert (len(found.tried), len(found.trials), found.origin["left"]) == (2, 1, 1)
+    assert "this item is not complete" in build_section(TUNED, found).facts["Left"]
+    report_item(TUNED, Request("smoke"), place)
+    assert Results.read(tmp_path / "table2.jsonl").origin["left"] == 0
+
+
+def test_cells_that_are_not_there_are_named():
+    with pytest.raises(ValueError, match=r"No cell of table2 .* 'x'. Its cells are kept \| x."):
+        Request("smoke", only="x").plan(KEPT)
+
+
+@pytest.mark.filterwarnings("ignore:C_f:skipless.core.solution.ClampedTargetWarning")
+def test_the_cost_is_about_that_of_its_runs():
+    """At the scale cpu: 66 s for a TReLU network of 50 layers with SGD, as measured elsewhere."""
+    (own,) = ITEMS["table5"].plan("cpu", only="50, SGD, TAT | (L)ReLU")
+    runs = 5 + 8 / 2  # five seeds, and eight trials of which most stop early
+    assert own.hours * 3600 == pytest.approx(66 * runs, rel=0.2)
+    (deeper,) = ITEMS["table5"].plan("cpu", only="101, SGD, TAT | (L)ReLU")
+    assert deeper.hours == pytest.approx(own.hours * 101 / 50)
 
 
 def test_other_processes_of_torchrun_tell_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reproduce, "run_item", lambda *_: DEPTHS)
     monkeypatch.setenv("RANK", "1")
-    assert report_item(ITEMS["figure1"], "cpu", Place(tmp_path)) == ""
+    assert report_item(ITEMS["figure1"], Request("cpu"), Place(tmp_path)) == ""
     assert not list(tmp_path.iterdir())
 
 
 def test_the_charts_of_an_item_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reproduce, "run_item", lambda *_: DEPTHS)
     monkeypatch.setattr(reproduce, "training_charts", lambda *_: [])
-    report_item(ITEMS["figure1"], "cpu", Place(tmp_path))
+    report_item(ITEMS["figure1"], Request("cpu"), Place(tmp_path))
     drawing = (tmp_path / "figure1-1.svg").read_text(encoding="utf-8")
     assert drawing.startswith("<svg")
     assert Results.read(tmp_path / "figure1.jsonl") == DEPTHS
@@ -266,14 +359,14 @@ def test_results_of_another_scale_are_not_written_over(tmp_path: Path):
         FileExistsError,
         match=r"figure1.jsonl holds results of the scale cpu.* Name another --output",
     ):
-        report_item(ITEMS["figure1"], "smoke", Place(tmp_path))
+        report_item(ITEMS["figure1"], Request("smoke"), Place(tmp_path))
     assert Results.read(tmp_path / "figure1.jsonl") == DEPTHS
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_before_anything_is_computed(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
-        report_item(ITEMS["figure4"], "cpu", Place(tmp_path / "file" / "x"))
+        report_item(ITEMS["figure4"], Request("cpu"), Place(tmp_path / "file" / "x"))
 
 
 def test_results_of_one_item_can_be_shown_side_by_side(tmp_path: Path):
@@ -288,9 +381,10 @@ def test_the_list_says_what_items_cost():
     assert [row[0] for row in rows] == list(ITEMS)
     costs = {row[0]: row[2:] for row in rows}
     assert costs["table1"] == ["computed", "computed, 1 min", "computed"]
-    # Table 8 at full scale: 18 cells, of 5 rates, 3 penalties, 2 dropout rates, 2 values of η.
-    assert costs["table8"][2] == f"1080 runs, {1080 * 90:,} epochs"
-    assert costs["table8"][0].startswith("18 runs")
+    # Table 8 at full scale: 18 cells, each of 20 trials and 5 seeds.
+    assert costs["table8"][2].startswith("450 runs, ")
+    assert costs["table8"][2].endswith(" GPU-hours")
+    assert costs["table8"][0] == "18 runs"
 
 
 def written(folder: Path) -> list[Path]:

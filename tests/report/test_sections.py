@@ -33,9 +33,9 @@ ROWS = [
     ["\\ *bold* _it_ [x](y) `code` $x$ {#id}", "152", "", "−0.5 ± 0.1"],
 ]
 VERDICTS = [
-    Verdict("TAT <beats> EOC.", True, "By 9.1 | points & more."),
-    Verdict("Vanilla reaches ResNet.", False, "It is 5 points below."),
-    Verdict("ImageNet, too.", None, "It takes a week."),
+    Verdict("TAT <beats> EOC.", "holds", "By 9.1 | points & more."),
+    Verdict("Vanilla reaches ResNet.", "does not hold", "It is 5 points below."),
+    Verdict("ImageNet, too.", "not run", "It takes a week."),
 ]
 LABELS = (
     "ResNet with BatchNorm", "TAT", "DKS, softplus", "2026-11-16T05-42-22-resnet50-digits",

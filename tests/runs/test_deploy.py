@@ -67,12 +67,12 @@ def rows(given: Deployment) -> dict[str, list[str]]:
     return {label.strip(): cells for label, *cells in deployment_section(given).rows}
 
 
-def verdicts(given: Deployment) -> dict[str, bool | None]:
-    return {verdict.claim: verdict.holds for verdict in deployment_section(given).verdicts}
+def verdicts(given: Deployment) -> dict[str, str]:
+    return {verdict.claim: verdict.word for verdict in deployment_section(given).verdicts}
 
 
-def holds(given: Deployment, words: str) -> bool | None:
-    (found,) = (held for claim, held in verdicts(given).items() if words in claim)
+def verdict(given: Deployment, words: str) -> str:
+    (found,) = (word for claim, word in verdicts(given).items() if words in claim)
     return found
 
 
@@ -89,16 +89,25 @@ def test_cells_are_the_figures_of_their_columns() -> None:
 
 
 def test_every_verdict_depends_on_its_figures() -> None:
-    assert set(verdicts(REPORTED).values()) == {True}
+    assert set(verdicts(REPORTED).values()) == {"holds"}
     off = changed(BASELINE, measured_peak_memory=4_050_000)
-    assert holds(off, "computed peak") is False
-    assert holds(changed(BASELINE, measured_peak_memory=4_030_000), "computed peak") is True
-    assert holds(changed(FOLDED, measured_peak_memory=2_900_000), "computed peak") is False
-    assert holds(changed(FOLDED, peak_memory=5_000_000), "less activation memory") is False
-    assert holds(replace(REPORTED, difference=2e-4), "reproduces the network's outputs") is False
-    assert holds(replace(REPORTED, remaining=("2 reads 1 plus 3",)), "are folded") is False
+    assert verdict(off, "computed peak") == "does not hold"
+    assert verdict(changed(BASELINE, measured_peak_memory=4_030_000), "computed peak") == "holds"
+    assert (
+        verdict(changed(FOLDED, measured_peak_memory=2_900_000), "computed peak") == "does not hold"
+    )
+    assert (
+        verdict(changed(FOLDED, peak_memory=5_000_000), "less activation memory") == "does not hold"
+    )
+    assert (
+        verdict(replace(REPORTED, difference=2e-4), "reproduces the network's outputs")
+        == "does not hold"
+    )
+    assert (
+        verdict(replace(REPORTED, remaining=("2 reads 1 plus 3",)), "are folded") == "does not hold"
+    )
     worse = {**REPORTED.accuracy, INT8: Accuracy(0.885, 0.95, 200)}
-    assert holds(replace(REPORTED, accuracy=worse), "INT8 loses") is False
+    assert verdict(replace(REPORTED, accuracy=worse), "INT8 loses") == "does not hold"
 
 
 def test_verdicts_are_there_only_where_they_apply() -> None:
@@ -106,14 +115,14 @@ def test_verdicts_are_there_only_where_they_apply() -> None:
     both = changed(FOLDED, joins=8)  # an MLP and its peer have none, two ResNets as many
     assert not any(memory in claim for claim in verdicts(both))
     assert not any(memory in claim for claim in verdicts(changed(BASELINE, joins=0)))
-    assert holds(changed(FOLDED, joins=3), memory) is True
+    assert verdict(changed(FOLDED, joins=3), memory) == "holds"
     without = replace(REPORTED, accuracy={FOLDED: Accuracy(0.9, 1.0, 200)})
     assert not any(int8 in claim for claim in verdicts(without))
     unknown = {"peak_memory": None, "measured_peak_memory": None}
     known = [replace(own, **unknown) for own in REPORTED.figures.values()]  # pyright: ignore
     nothing = replace(REPORTED, figures=dict(zip(REPORTED.figures, known, strict=True)))
     assert not any("memory" in claim for claim in verdicts(nothing))
-    assert None not in verdicts(nothing).values()
+    assert "not run" not in verdicts(nothing).values()
 
 
 def test_the_pages_have_every_verdict_once_and_the_text_is_short(tmp_path: Path) -> None:

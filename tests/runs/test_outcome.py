@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from skipless.record import Json, Record
-from skipless.runs.outcome import Outcome, summarize_run
+from skipless.runs.outcome import Ending, Outcome, summarize_run
 
 RUN: dict[str, Json] = {
     "parameters": 682,
@@ -38,7 +39,9 @@ def record(*metrics: dict[str, Json]) -> Record:
 
 def test_final_numbers_are_the_last_accuracy_and_means_over_the_last_epoch() -> None:
     rows = [train_row(step, loss=float(step)) for step in (5, 10, 15, 20)]
-    found = summarize_run(record(*rows, validation_row(10, 0.5), validation_row(20, 0.25)), True)
+    found = summarize_run(
+        record(*rows, validation_row(10, 0.5), validation_row(20, 0.25)), "finished"
+    )
     assert not found.diverged
     assert found.top1 == 0.25
     assert found.train_loss == (15 + 20) / 2  # 5 and 10 are of the first epoch
@@ -50,7 +53,7 @@ def test_final_numbers_are_the_last_accuracy_and_means_over_the_last_epoch() -> 
 
 def test_numbers_have_five_significant_digits() -> None:
     found = summarize_run(
-        record(train_row(20, loss=0.000123456789), validation_row(20, 2 / 3)), True
+        record(train_row(20, loss=0.000123456789), validation_row(20, 2 / 3)), "finished"
     )
     assert found.train_loss == 0.00012346
     assert found.top1 == 0.66667
@@ -59,23 +62,24 @@ def test_numbers_have_five_significant_digits() -> None:
 
 def test_a_long_training_curve_is_thinned_between_its_ends() -> None:
     rows = [train_row(step) for step in range(1, 1001)]
-    curve = summarize_run(record(*rows, validation_row(1000, 0.5)), True).training
+    curve = summarize_run(record(*rows, validation_row(1000, 0.5)), "finished").training
     assert len(curve.epochs) == len(curve.loss) == len(curve.accuracy) == len(curve.seconds) == 60
     assert (curve.epochs[0], curve.epochs[-1]) == (0.1, 100.0)
     gaps = {round(10 * (b - a)) for a, b in zip(curve.epochs, curve.epochs[1:], strict=False)}
     assert gaps == {16, 17}  # 999 / 59 = 16.9
-    assert len(summarize_run(record(*rows[:60]), False).training.epochs) == 60
+    assert len(summarize_run(record(*rows[:60]), "diverged").training.epochs) == 60
 
 
 @pytest.mark.parametrize("rows", [[], [train_row(1), train_row(2, loss=None)]])
 def test_a_diverged_run_has_no_final_numbers(rows: list[dict[str, Json]]) -> None:
-    found = summarize_run(record(*rows), False)
+    found = summarize_run(record(*rows), "diverged")
     assert found.diverged
     assert (found.top1, found.train_loss, found.train_accuracy) == (None, None, None)
     assert len(found.training.loss) == min(len(rows), 1)  # those that are numbers
 
 
 def test_an_outcome_is_the_same_after_a_journey_through_json() -> None:
-    for finished in (True, False):
-        found = summarize_run(record(train_row(7), validation_row(7, 1 / 3)), finished)
+    for ending in get_args(Ending):
+        found = summarize_run(record(train_row(7), validation_row(7, 1 / 3)), ending)
+        assert found.ending == ending
         assert Outcome.of(json.loads(json.dumps(found.as_mapping()))) == found

@@ -14,9 +14,18 @@ import optuna
 import pytest
 
 from skipless.record import Json, Record
-from skipless.runs import search
+from skipless.runs import search, workers
 from skipless.runs.configuration import Configuration
-from skipless.runs.search import Place, run_all
+from skipless.runs.search import (
+    Experiment,
+    Place,
+    Range,
+    Sweep,
+    best_setting,
+    results_so_far,
+    run_all,
+    search_all,
+)
 from skipless.train.engine import Engine
 
 TINY = Configuration(
@@ -128,7 +137,7 @@ def test_a_stopped_search_resumes_and_repeats_nothing(
 
     with monkeypatch.context() as patched:
         patched.setattr(Engine, "_train_step", stop_at_step_5)
-        with pytest.raises(InterruptedError, match="study was stopped after 1 of 2 runs"):
+        with pytest.raises(InterruptedError, match=r"study was stopped after [01] of 2 runs"):
             run_all("study", runs, place)
     half = rows(place.run(runs["b"]), 9)
     assert len(half) == 5
@@ -180,7 +189,7 @@ def test_an_error_is_raised_once_and_its_run_is_tried_again_next_time(
         patched.setattr(search, "train", broken)
         with pytest.raises(FileNotFoundError, match=r"^The data is not there. Fetch it.$"):
             run_all("study", runs, place)
-    assert tried == [0, 1]
+    assert tried[-1] == 1  # and nothing after it
     assert list(run_all("study", runs, place)) == ["a", "b", "c"]
     assert [starts(record) for record in runs_in(place)] == [1, 1, 1]
 
@@ -197,11 +206,8 @@ def test_another_worker_takes_over_the_run_of_a_killed_one(
     before = rows(folder, 10)
     storage = optuna.storages.RDBStorage(place.url)
     (study,) = optuna.get_all_study_names(storage)
-    trial = next(
-        t
-        for t in optuna.load_study(study_name=study, storage=storage).get_trials()
-        if t.user_attrs["run"] == "long"
-    )
+    trials = optuna.load_study(study_name=study, storage=storage).get_trials()
+    trial = next(t for t in trials if t.params.get("run") == 0)  # the names are sorted
     storage.engine.dispose()
     worker = int(trial.user_attrs["worker"].split()[-1])
     assert worker != process.pid
@@ -226,7 +232,7 @@ class Killed:
 def test_the_death_of_all_workers_is_an_error(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "_run_worker", Killed())
+    monkeypatch.setattr(workers, "_run_worker", Killed())
     runs = {"a": TINY, "b": replace(TINY, seed=1)}
     with pytest.raises(
         ChildProcessError, match=r"All 2 workers .*exit codes 9\) after 0 of 2 runs"
@@ -268,6 +274,114 @@ def test_mistakes_with_the_place_say_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"Cannot create the folder .*: .* Name another"):
         run_all("study", {"a": TINY}, Place(tmp_path / "file" / "out"))
+
+
+TUNED = replace(TINY, steps=None, epochs=4, data="synthetic:1x8x8:10:800", held_out=100)
+TUNING = Sweep(TUNED, {"lr": Range(1e-5, 1.0)}, trials=5, first={"lr": 0.03}, least_epochs=1)
+TASK = Experiment(TUNING, replace(TUNED, held_out=None), seeds=(0, 1))
+
+
+def test_a_setting_is_chosen_on_held_out_images_and_run_from_each_seed(place: Place) -> None:
+    found = search_all("study", {"task": TASK}, place)["experiment"]
+    assert len(found.tried) == 5
+    assert found.tried[0].chosen == {"lr": 0.03}
+    whole = [own for own in found.tried if own.ending == "finished"]
+    assert {own.epochs for own in whole} == {4.0}
+    assert found.chosen == max(whole, key=lambda own: own.accuracy or 0.0).chosen
+    assert found.chosen is not None
+    for seed, outcome in found.outcomes.items():
+        configuration = TASK.run(found.chosen, seed)
+        assert (configuration.seed, configuration.held_out) == (seed, None)
+        assert configuration.lr == found.chosen["lr"]
+        top1 = Record.read(place.run(configuration)).series("validation", "top1")[1]
+        assert outcome.top1 == pytest.approx(top1[-1], 1e-4)
+    # Validated on 80 images of their own, and tuned on 100 of those for training.
+    images = {str(record.run["validation_images"]) for record in runs_in(place)}
+    assert images == {"80", "100"}
+
+
+def test_a_hopeless_trial_stops_at_the_look_at_which_it_is_behind(place: Place) -> None:
+    found = search_all("study", {"task": TASK}, place)["experiment"]
+    stopped = [own for own in found.tried if own.ending == "stopped"]
+    assert stopped
+    assert {own.epochs for own in stopped} <= {1.0, 3.0}
+    first = found.tried[0]
+    assert first.ending == "finished"  # nothing was ahead of it yet
+    for own in stopped:
+        record = next(r for r in runs_in(place) if _is_run_of(r, own.chosen["lr"]))
+        assert max(record.series("train", "epoch")[1]) < own.epochs + 1
+
+
+def _is_run_of(record: Record, rate: Json) -> bool:
+    own = record.run["configuration"]
+    return isinstance(own, dict) and own["lr"] == rate and own["held_out"] is not None
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_runs_repeat_bit_for_bit_whatever_the_number_of_workers(
+    tmp_path: Path, workers: int
+) -> None:
+    """The losses of one commit, seed and machine: those of `train`, called directly."""
+    place = Place(tmp_path / "out", workers=workers)
+    runs = {f"seed {seed}": replace(TUNED, held_out=None, epochs=1, seed=seed) for seed in (0, 1)}
+    run_all("study", runs, place)
+    for name, configuration in runs.items():
+        search.train(configuration, tmp_path / name, progress=False)
+        alone, shared = Record.read(tmp_path / name), Record.read(place.run(configuration))
+        for kind, value in (("train", "loss"), ("validation", "loss"), ("validation", "top1")):
+            assert alone.series(kind, value) == shared.series(kind, value)
+            assert alone.series(kind, value)[1]
+
+
+def test_the_same_search_tries_the_same_settings_also_after_a_stop(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = search_all("study", {"task": TASK}, place)["experiment"]
+    other, step, steps = Place(tmp_path / "other", workers=1), Engine._train_step, []
+
+    def stop_once(engine: Engine, *given: object) -> None:
+        step(engine, *given)  # pyright: ignore[reportArgumentType]
+        steps.append(engine.step)
+        if len(steps) == 60:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "_train_step", stop_once)
+        with pytest.raises(InterruptedError, match=r"stopped after \d of 7 runs"):
+            search_all("study", {"task": TASK}, other)
+    so_far = results_so_far("study", {"task": TASK}, other)["experiment"]
+    assert 0 < len(so_far.tried) < 5
+    assert (so_far.chosen, so_far.outcomes) == (None, {})
+    again = search_all("study", {"task": TASK}, other)["experiment"]
+    settings = [own.chosen for own in again.tried]
+    assert sorted(map(str, settings)) == sorted(str(own.chosen) for own in whole.tried)
+    assert again.chosen == whole.chosen
+    tops = [{seed: o.top1 for seed, o in found.outcomes.items()} for found in (again, whole)]
+    assert tops[0] == tops[1]
+
+
+def test_what_is_known_of_a_tuning_is_not_tuned_again(place: Place) -> None:
+    tried = search_all("study", {"task": TASK}, place)["experiment"].tried
+    count = len(runs_in(place))
+    known = replace(TASK, known=tried, seeds=(2,))
+    found = search_all("again", {"experiment": known}, place)["experiment"]
+    assert found.chosen == best_setting(tried)
+    assert len(runs_in(place)) == count + 1
+
+
+def test_a_tuning_without_trials_takes_the_first_setting(place: Place) -> None:
+    experiment = replace(TASK, sweep=replace(TUNING, trials=0), seeds=(0,))
+    found = search_all("study", {"experiment": experiment}, place)["experiment"]
+    assert (found.chosen, found.tried, list(found.outcomes)) == ({"lr": 0.03}, (), [0])
+
+
+def test_mistakes_with_a_tuning_are_named() -> None:
+    with pytest.raises(ValueError, match="must have held_out"):
+        replace(TUNING, configuration=TINY)
+    with pytest.raises(ValueError, match="trials must be at least 0, got -1"):
+        replace(TUNING, trials=-1)
+    with pytest.raises(ValueError, match=r"0 < low < high, got 1 and 0\.1"):
+        Range(1.0, 0.1)
 
 
 def test_a_search_for_nothing_finds_nothing(place: Place) -> None:

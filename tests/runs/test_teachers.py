@@ -15,7 +15,7 @@ import torch
 
 from skipless.cli import main
 from skipless.paper import ITEMS
-from skipless.paper.reproduce import run_item
+from skipless.paper.reproduce import Request, run_item
 from skipless.record import Record
 from skipless.runs.candidates import load_candidate
 from skipless.runs.configuration import Configuration
@@ -275,9 +275,9 @@ def test_two_processes_have_the_losses_of_one(teacher: Path, tmp_path: Path) -> 
 
 @pytest.mark.filterwarnings("ignore:C_f:skipless.core.solution.ClampedTargetWarning")
 def test_an_item_trains_the_teacher_of_its_runs_once_and_keeps_it(tmp_path: Path) -> None:
-    item = ITEMS["distillation"]
+    item, request = ITEMS["distillation"], Request("smoke")
     taught = [cell for cell in item.cells if cell.teacher is not None]
-    found = run_item(replace(item, cells=tuple(taught[:2])), "smoke", Place(tmp_path, workers=1))
+    found = run_item(replace(item, cells=tuple(taught[:2])), request, Place(tmp_path, workers=1))
     assert len(found.trials) == 2
     (own,) = (tmp_path / "teachers").iterdir()
     started = Record.read(own).run["started"]
@@ -287,11 +287,11 @@ def test_an_item_trains_the_teacher_of_its_runs_once_and_keeps_it(tmp_path: Path
         origin = Record.read(run).run["teacher"]
         assert isinstance(origin, dict)
         assert (origin["run"], origin["step"]) == (str(own.resolve()), saved.step)
-    run_item(replace(item, cells=(taught[2],)), "smoke", Place(tmp_path, workers=1))
+    run_item(replace(item, cells=(taught[2],)), request, Place(tmp_path, workers=1))
     assert Record.read(own).run["started"] == started
     # Runs are known by what their teacher is, not by where it is.
     elsewhere = tmp_path / "elsewhere"
-    run_item(replace(item, cells=(taught[2],)), "smoke", Place(elsewhere, workers=1))
+    run_item(replace(item, cells=(taught[2],)), request, Place(elsewhere, workers=1))
     assert {path.name for path in (elsewhere / "runs").iterdir()} < {
         path.name for path in (tmp_path / "runs").iterdir()
     }

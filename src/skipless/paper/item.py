@@ -9,7 +9,7 @@ from skipless.report.charts import describe_lines, format_percent
 from skipless.report.sections import Verdict
 from skipless.report.svg import Axis, Chart, Line, linear_axis
 from skipless.runs.configuration import Configuration
-from skipless.runs.search import Task, Tuning
+from skipless.runs.search import Experiment, Sweep, run_key
 
 from .claims import Judge
 from .results import Results, Series, Summary, Value
@@ -62,10 +62,13 @@ def cells(
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell at a scale: what is tuned, and what is then trained; its teacher, if it has one."""
+    """A cell at a scale: what is tuned, and what is then trained.
+
+    The `teacher` is what the key stands for that the experiment's runs have as theirs.
+    """
 
     cell: Cell
-    task: Task
+    experiment: Experiment
     scale: Scale
     teacher: Configuration | None = None
 
@@ -77,20 +80,23 @@ class PlannedCell:
     @property
     def runs(self) -> int:
         """How many runs it is, tuning included."""
-        return self.task.tuning.trials + len(self.task.seeds)
+        return self.experiment.sweep.trials + len(self.experiment.seeds)
 
     @property
     def hours(self) -> float:
         """About how long all its runs take on one processor of the scale, one after the other."""
-        given = self.task.final
+        given = self.experiment.final
         layers = int("".join(c for c in given.model if c.isdigit()) or 1)
-        wide = (given.width or 1.0) / (self.scale.width * (2 if "wide" in given.model else 1))
+        usual = self.scale.width * (2 if given.model.startswith("wide") else 1)
+        wide = 1.0 if given.model.startswith("mlp") else (given.width or 1.0) / usual
         sized = (given.image_size or 1) / (_number(self.scale.options.get("image_size")) or 1)
         images = given.train_size or _IMAGES[given.data.partition(":")[0]]
         images = (given.steps or 10**9) * given.batch_size if given.steps else images * given.epochs
         cost = _COSTS.get(given.optimizer, 1.0) * wide**2 * sized**2
         seconds = self.scale.seconds * images * layers * cost
-        return seconds * (self.task.tuning.trials * _HALVED + len(self.task.seeds)) / 3600
+        return (
+            seconds * (self.experiment.sweep.trials * _HALVED + len(self.experiment.seeds)) / 3600
+        )
 
 
 # Training images of whole data sets.
@@ -158,25 +164,25 @@ class Item:
                 continue
             space, first = scale.space({**cell.run, **given})
             fixed = {name: value for name, value in first.items() if name not in space}
+            teacher = None if cell.teacher is None else scale.configuration(cell.teacher, given)
             final = scale.configuration({**cell.run, **fixed}, given)
+            if teacher is not None:
+                final = replace(final, teacher=run_key(teacher))
             tuned = final
             if scale.trials:
                 tuned = replace(
                     final, held_out=scale.held_out, validation_size=None, evaluate_every=1
                 )
             least = min(scale.least_epochs, final.epochs)
-            tuning = Tuning(
+            tuning = Sweep(
                 tuned,
                 space,
                 scale.trials if space else 0,
                 {name: value for name, value in first.items() if name in space},
                 least,
             )
-            teacher = None
-            if cell.teacher is not None:
-                teacher = scale.configuration(cell.teacher, given)
-            task = Task(tuning, final, tuple(range(seeds or scale.seeds)))
-            yield PlannedCell(cell, task, scale, teacher)
+            experiment = Experiment(tuning, final, tuple(range(seeds or scale.seeds)))
+            yield PlannedCell(cell, experiment, scale, teacher)
 
     def cost(self, name: ScaleName) -> tuple[int, float]:
         """How many runs the item has at a scale, and about how many hours they take."""

@@ -1,6 +1,7 @@
 """`skipless reproduce`: runs an item at a scale; its results become a section of a report."""
 
 import json
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,9 +19,9 @@ from skipless.runs.configuration import Configuration, flag
 from skipless.runs.kernels import network_curve
 from skipless.runs.outcome import Outcome
 from skipless.runs.search import (
+    Experiment,
+    ExperimentResult,
     Place,
-    Task,
-    TaskResult,
     keep_outcome,
     results_so_far,
     run_key,
@@ -124,36 +125,27 @@ def run_item(
         return Results(item.name, request.scale, origin, values=tuple(values), lines=tuple(lines))
     planned = request.plan(item)
     teachers = {run_key(own.teacher): own.teacher for own in planned if own.teacher is not None}
-    tasks = {own.name: _with_teacher(own) for own in planned}
+    experiments = {own.name: own.experiment for own in planned}
     if request.records is not None:
-        tasks = _reuse(tasks, request.records, place)
-    announce(_describe_cost(item, planned, tasks, place))
+        experiments = _reuse(experiments, request.records, place)
+    announce(_describe_cost(item, planned, experiments, place))
     name = f"{item.name}-{request.scale}"
     try:
-        found = search_all(name, tasks, place, teachers=teachers)
+        found = search_all(name, experiments, place, teachers=teachers)
     except InterruptedError:
         if is_main():
-            done = results_so_far(name, tasks, place)
+            done = results_so_far(name, experiments, place)
             with suppress(ValueError):  # nothing is done
-                results = collect_results(item, request, planned, tasks, done)
+                results = collect_results(item, request, planned, experiments, done)
                 results.write(place.folder / f"{item.name}.jsonl")
         raise
-    return collect_results(item, request, planned, tasks, found)
+    return collect_results(item, request, planned, experiments, found)
 
 
-def _with_teacher(own: PlannedCell) -> Task:
-    if own.teacher is None:
-        return own.task
-    teacher, tuning = run_key(own.teacher), own.task.tuning
-    return replace(
-        own.task,
-        tuning=replace(tuning, configuration=replace(tuning.configuration, teacher=teacher)),
-        final=replace(own.task.final, teacher=teacher),
-    )
-
-
-def _reuse(tasks: Mapping[str, Task], records: Path, place: Place) -> dict[str, Task]:
-    """The tasks with what is known of their tuning; outcomes that are known go to `place`."""
+def _reuse(
+    experiments: Mapping[str, Experiment], records: Path, place: Place
+) -> dict[str, Experiment]:
+    """The experiments with what is known of their tuning; outcomes that are known go to `place`."""
     if not records.is_dir():
         raise FileNotFoundError(f"--records {records} is not a folder of results")
     tried: dict[str, list[TriedSetting]] = {}
@@ -166,11 +158,11 @@ def _reuse(tasks: Mapping[str, Task], records: Path, place: Place) -> dict[str, 
         tried |= settings
         outcomes |= {trial.key: trial.outcome for trial in results.trials if trial.key}
     found = {}
-    for name, task in tasks.items():
-        known = tuple(own.tried for own in tried.get(task.tuning.key, ()))
-        enough = len(known) >= task.tuning.trials
-        found[name] = own = replace(task, known=known) if known and enough else task
-        if own.known or not own.tuning.trials:
+    for name, experiment in experiments.items():
+        known = tuple(own.tried for own in tried.get(experiment.sweep.key, ()))
+        enough = len(known) >= experiment.sweep.trials
+        found[name] = own = replace(experiment, known=known) if known and enough else experiment
+        if own.known or not own.sweep.trials:
             for configuration in own.final_runs().values():
                 if (outcome := outcomes.get(run_key(configuration))) is not None:
                     keep_outcome(place.run(configuration), outcome)
@@ -178,19 +170,19 @@ def _reuse(tasks: Mapping[str, Task], records: Path, place: Place) -> dict[str, 
 
 
 def _describe_cost(
-    item: Item, planned: Sequence[PlannedCell], tasks: Mapping[str, Task], place: Place
+    item: Item, planned: Sequence[PlannedCell], experiments: Mapping[str, Experiment], place: Place
 ) -> str:
     """How many runs there are, and about how long they take."""
-    new = [own for own in planned if not tasks[own.name].known]
-    tuned = sum(own.task.tuning.trials for own in new)
-    runs = sum(len(own.task.seeds) for own in planned)
+    new = [own for own in planned if not experiments[own.name].known]
+    tuned = sum(own.experiment.sweep.trials for own in new)
+    runs = sum(len(own.experiment.seeds) for own in planned)
     hours = sum(own.hours for own in planned)
     scale = planned[0].scale
     workers = count_workers(place.workers)
     settings = f"{tuned} settings tried, then " if tuned else ""
     text = (
-        f"{item.name}: {len(planned)} cells, {settings}{runs} runs with the best, about "
-        f"{_format_hours(hours)} on one {scale.processor}"
+        f"{item.name}: {len(planned)} cell{'s' * (len(planned) > 1)}, {settings}{runs} runs with "
+        f"the best, about {_format_hours(hours)} on one {scale.processor}"
     )
     spread = f", {_format_hours(hours / workers)} with {workers} workers" if workers > 1 else ""
     return f"{text}{spread}. What {place.folder} has already is not run again."
@@ -212,8 +204,8 @@ def collect_results(
     item: Item,
     request: Request,
     planned: Sequence[PlannedCell],
-    tasks: Mapping[str, Task],
-    found: Mapping[str, TaskResult],
+    experiments: Mapping[str, Experiment],
+    found: Mapping[str, ExperimentResult],
 ) -> Results:
     """Results of runs; what they share, such as data, machines and versions, is said once."""
     outcomes = [o for result in found.values() for o in result.outcomes.values()]
@@ -221,15 +213,17 @@ def collect_results(
         raise ValueError(f"No run of {item.name} is done")
     tried, trials = [], []
     for own in planned:
-        row, column, task = own.cell.row, own.cell.column, tasks[own.name]
+        row, column, experiment = own.cell.row, own.cell.column, experiments[own.name]
         result = found[own.name]
-        tried += [TriedSetting(row, column, task.tuning.key, setting) for setting in result.tried]
+        tried += [
+            TriedSetting(row, column, experiment.sweep.key, setting) for setting in result.tried
+        ]
         for seed, outcome in result.outcomes.items():
             assert result.chosen is not None
-            key = run_key(task.run(result.chosen, seed))
+            key = run_key(experiment.run(result.chosen, seed))
             short = replace(outcome, machine={}, versions={}, commit=None)
             trials.append(Trial(row, column, result.chosen, seed, short, key))
-    final = [own.task.final for own in planned]
+    final = [own.experiment.final for own in planned]
     given: dict[str, Json] = {**request.options}
     for name in ("seeds", "only"):
         if (value := getattr(request, name)) is not None:
@@ -388,7 +382,7 @@ def _facts(item: Item, results: Results) -> dict[str, str]:
     facts["Commit"] = ", ".join(str(commit)[:12] for commit in _list_in(origin, "commits"))
     given = origin.get("given")
     options = {"scale": results.scale, **(given if isinstance(given, dict) else {})}
-    words = (f"{flag(name)} {value}" for name, value in options.items())
+    words = (f"{flag(name)} {shlex.quote(str(value))}" for name, value in options.items())
     facts["Rerun"] = " ".join([f"skipless reproduce {item.name}", *words])
     return facts
 

@@ -14,6 +14,14 @@ from .svg import Chart, page_style, svg_element
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
 _POLICY += "form-action 'none'"
 
+# How many claims have a verdict, in the singular and the plural.
+_COUNTED: tuple[tuple[Word, str, str], ...] = (
+    ("holds", "holds", "hold"),
+    ("does not hold", "does not hold", "do not hold"),
+    ("undecided", "is undecided", "are undecided"),
+    ("not run", "was not run", "were not run"),
+)
+
 
 def write_document(path: Path, text: str) -> Path:
     """Write a page to `path`, whose folder must exist, and return it."""
@@ -130,20 +138,11 @@ def _summary(sections: Sequence[Section]) -> str:
 
 def _count(verdicts: Sequence[Verdict]) -> str:
     """How many claims have each verdict; verdicts of none are left out."""
-    plural: dict[Word, str] = {
-        "holds": "hold",
-        "does not hold": "do not hold",
-        "undecided": "are undecided",
-        "not run": "were not run",
-    }
-    one: dict[Word, str] = {
-        "holds": "holds",
-        "does not hold": "does not hold",
-        "undecided": "is undecided",
-        "not run": "was not run",
-    }
-    counts = {word: sum(verdict.word == word for verdict in verdicts) for word in plural}
-    return ", ".join(f"{n} {(plural if n > 1 else one)[word]}" for word, n in counts.items() if n)
+    found: list[str] = []
+    for word, one, many in _COUNTED:
+        if count := sum(verdict.word == word for verdict in verdicts):
+            found.append(f"{count} {many if count > 1 else one}")
+    return ", ".join(found)
 
 
 def _judged(verdict: Verdict) -> str:

@@ -1,8 +1,8 @@
 """Many runs by name, each trained once, and settings chosen on held-out training images.
 
     outcomes = run_all("rates", {"rate 0.1": Configuration(...), ...}, Place(Path("out")))
-    tuning = Tuning(Configuration(..., held_out=1000), {"lr": Range(0.01, 1)})
-    results = search_all("best", {"ResNet": Task(tuning, Configuration(...), (0, 1, 2))}, place)
+    sweep = Sweep(Configuration(..., held_out=1000), {"lr": Range(0.01, 1)})
+    results = search_all("best", {"ResNet": Experiment(sweep, Configuration(...), (0, 1))}, place)
 
 Any number of workers on any number of machines share the work through an Optuna data base: a SQLite
 file on one machine, a server for several, with the same call on each of them. A worker that dies
@@ -181,7 +181,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Sweep:
     """Options of a run to be chosen by its accuracy on held-out training images.
 
     Optuna's TPE sampler proposes `trials` settings, the first of them `first`. After
@@ -203,7 +203,7 @@ class Tuning:
 
     @property
     def key(self) -> str:
-        """A short name that two tunings share only if they have the same result."""
+        """A short name that two sweeps share only if they have the same result."""
         space = {n: asdict(c) if isinstance(c, Range) else c for n, c in self.space.items()}
         given = [self.trials, dict(self.first), self.least_epochs]
         return _digest([run_key(self.configuration), space, *given])
@@ -247,7 +247,7 @@ class _Search(ABC):
     @property
     @abstractmethod
     def configurations(self) -> Sequence[Configuration]:
-        """One for each run, or each tuning."""
+        """One for each run, or two for each experiment."""
 
     @abstractmethod
     def jobs(self, database: Database) -> list[Job]:
@@ -336,22 +336,22 @@ class _Runs(_Search):
 
 
 @dataclass(frozen=True)
-class Task:
+class Experiment:
     """A run to tune, and then to train with the best setting from several seeds.
 
     Without `trials`, its tuning takes the first setting. What is `known` of it from an earlier
     search need not be tuned again.
     """
 
-    tuning: Tuning
+    sweep: Sweep
     final: Configuration
     seeds: tuple[int, ...]
     known: tuple[Tried, ...] = ()
 
     @property
     def key(self) -> str:
-        """A short name that two tasks share only if they have the same result."""
-        return _digest([self.tuning.key, run_key(self.final), self.seeds])
+        """A short name that two experiments share only if they have the same result."""
+        return _digest([self.sweep.key, run_key(self.final), self.seeds])
 
     def run(self, chosen: Mapping[str, Json], seed: int) -> Configuration:
         """The final run with a setting and a seed."""
@@ -359,13 +359,13 @@ class Task:
 
     def final_runs(self) -> dict[int, Configuration]:
         """The final runs by their seed, if no more tuning is needed."""
-        chosen = best_setting(self.known) if self.known else self.tuning.first
+        chosen = best_setting(self.known) if self.known else self.sweep.first
         return {seed: self.run(chosen, seed) for seed in self.seeds}
 
 
 @dataclass(frozen=True)
-class TaskResult:
-    """What was tried for a task, and the outcomes of its final runs by their seed."""
+class ExperimentResult:
+    """What was tried for a experiment, and the outcomes of its final runs by their seed."""
 
     tried: tuple[Tried, ...]
     chosen: Mapping[str, Json] | None  # None while it is tuned
@@ -373,81 +373,85 @@ class TaskResult:
 
 
 @dataclass(frozen=True)
-class _Tasks(_Search):
-    """All of `tasks`: each is tuned, and its final runs can start as soon as it is."""
+class _Experiments(_Search):
+    """All of `experiments`: each is tuned, and its final runs can start as soon as it is."""
 
-    tasks: Mapping[str, Task]
+    experiments: Mapping[str, Experiment]
 
     @property
     def configurations(self) -> Sequence[Configuration]:
-        return [c for own in self.tasks.values() for c in (own.tuning.configuration, own.final)]
+        return [
+            c for own in self.experiments.values() for c in (own.sweep.configuration, own.final)
+        ]
 
-    def with_threads(self, threads: int) -> "_Tasks":
+    def with_threads(self, threads: int) -> "_Experiments":
         def give(configuration: Configuration) -> Configuration:
             return _with_threads({"": configuration}, threads)[""]
 
         return replace(
             self,
-            tasks={
+            experiments={
                 name: replace(
                     own,
-                    tuning=replace(own.tuning, configuration=give(own.tuning.configuration)),
+                    sweep=replace(own.sweep, configuration=give(own.sweep.configuration)),
                     final=give(own.final),
                 )
-                for name, own in self.tasks.items()
+                for name, own in self.experiments.items()
             },
         )
 
     def jobs(self, database: Database) -> list[Job]:
         found = []
-        for name, task in self.tasks.items():
+        for name, experiment in self.experiments.items():
             tuning = None
-            if task.tuning.trials and not task.known:
-                found.append(tuning := self._tuning_job(database, name, task.tuning))
-            found.append(self._final_job(database, name, task, tuning))
+            if experiment.sweep.trials and not experiment.known:
+                found.append(tuning := self._sweep_job(database, name, experiment.sweep))
+            found.append(self._final_job(database, name, experiment, tuning))
         return found
 
-    def _tuning_job(self, database: Database, name: str, tuning: Tuning) -> Job:
-        key = tuning.key
+    def _sweep_job(self, database: Database, name: str, sweep: Sweep) -> Job:
+        key = sweep.key
         study = SharedStudy(
             database,
             f"tuning-{key}",
-            tuning.trials,
+            sweep.trials,
             lambda count: optuna.samplers.TPESampler(
-                n_startup_trials=max(3, tuning.trials // 2),
-                multivariate=len(tuning.space) > 1,
+                n_startup_trials=max(3, sweep.trials // 2),
+                multivariate=len(sweep.space) > 1,
                 constant_liar=True,
                 seed=int(key, 16) % 2**31 + count,
             ),
             optuna.pruners.SuccessiveHalvingPruner(
-                min_resource=tuning.least_epochs, reduction_factor=_REDUCTION
+                min_resource=sweep.least_epochs, reduction_factor=_REDUCTION
             ),
-            tuning.first,
+            sweep.first,
         )
 
         def try_next(trial: optuna.Trial) -> float:
-            return self._try(trial, tuning)
+            return self._try(trial, sweep)
 
         def describe(trial: FrozenTrial) -> str:
             last = trial.last_step
             at = "" if last is None else f" epoch {last}: {trial.intermediate_values[last]:.0%}"
             return f"{name}, tuned{at}"
 
-        return Job(study, try_next, describe, tuning.configuration.epochs * _TUNING_COST)
+        return Job(study, try_next, describe, sweep.configuration.epochs * _TUNING_COST)
 
-    def _final_job(self, database: Database, name: str, task: Task, tuning: Job | None) -> Job:
+    def _final_job(
+        self, database: Database, name: str, experiment: Experiment, tuning: Job | None
+    ) -> Job:
         study = SharedStudy(
             database,
-            f"seeds-{task.key}",
-            len(task.seeds),
+            f"seeds-{experiment.key}",
+            len(experiment.seeds),
             lambda _: optuna.samplers.BruteForceSampler(),
             distinct=True,
         )
 
         def train_next(trial: optuna.Trial) -> float:
-            seed = task.seeds[trial.suggest_int("seed", 0, len(task.seeds) - 1)]
-            chosen = _choose(task, tuning)
-            configuration = task.run(chosen, seed)
+            seed = experiment.seeds[trial.suggest_int("seed", 0, len(experiment.seeds) - 1)]
+            chosen = _choose(experiment, tuning)
+            configuration = experiment.run(chosen, seed)
             folder = self.place.run(configuration)
             outcome = run_once(folder, lambda: self.train(broadcast(configuration)))
             trial.set_user_attr("chosen", dict(chosen))
@@ -455,11 +459,11 @@ class _Tasks(_Search):
             return outcome.top1 or 0.0
 
         describe = lambda trial: f"{name}, seed {trial.params.get('seed', '')}"
-        return Job(study, train_next, describe, task.final.epochs, after=tuning)
+        return Job(study, train_next, describe, experiment.final.epochs, after=tuning)
 
-    def _try(self, trial: optuna.Trial, tuning: Tuning) -> float:
-        chosen = tuning.suggest(trial)
-        configuration = configure(tuning.configuration, chosen)
+    def _try(self, trial: optuna.Trial, sweep: Sweep) -> float:
+        chosen = sweep.suggest(trial)
+        configuration = configure(sweep.configuration, chosen)
         reported: set[int] = set()
 
         def is_hopeless(epoch: float, top1: float) -> bool:
@@ -484,20 +488,24 @@ class _Tasks(_Search):
             raise optuna.TrialPruned
         return outcome.top1 or 0.0
 
-    def results(self, jobs: Sequence[Job]) -> dict[str, TaskResult]:
-        """What there is of each task, by its name, also while workers are still at it."""
+    def results(self, jobs: Sequence[Job]) -> dict[str, ExperimentResult]:
+        """What there is of each experiment, by its name, also while workers are still at it."""
         found, left = {}, iter(jobs)
-        for name, task in self.tasks.items():
+        for name, experiment in self.experiments.items():
             final = next(left)
             tuning = None
-            if task.tuning.trials and not task.known:
+            if experiment.sweep.trials and not experiment.known:
                 tuning, final = final, next(left)
             tuned = tuning is None or tuning.is_done()
-            done = {task.seeds[t.params["seed"]]: t.user_attrs for t in final.study.trials()}
-            found[name] = TaskResult(
-                task.known if tuning is None else _tried(tuning),
-                _choose(task, tuning) if tuned else None,
-                {seed: Outcome.of(done[seed]["outcome"]) for seed in task.seeds if seed in done},
+            done = {experiment.seeds[t.params["seed"]]: t.user_attrs for t in final.study.trials()}
+            found[name] = ExperimentResult(
+                experiment.known if tuning is None else _tried(tuning),
+                _choose(experiment, tuning) if tuned else None,
+                {
+                    seed: Outcome.of(done[seed]["outcome"])
+                    for seed in experiment.seeds
+                    if seed in done
+                },
             )
         return found
 
@@ -506,10 +514,10 @@ def _tried(tuning: Job) -> tuple[Tried, ...]:
     return tuple(Tried(**trial.user_attrs["tried"]) for trial in tuning.study.trials())
 
 
-def _choose(task: Task, tuning: Job | None) -> Mapping[str, Json]:
-    """The best setting of a task that has been tuned."""
-    tried = task.known if tuning is None else _tried(tuning)
-    return best_setting(tried) if tried else task.tuning.first
+def _choose(experiment: Experiment, tuning: Job | None) -> Mapping[str, Json]:
+    """The best setting of a experiment that has been tuned."""
+    tried = experiment.known if tuning is None else _tried(tuning)
+    return best_setting(tried) if tried else experiment.sweep.first
 
 
 def _with_threads(runs: Mapping[str, Configuration], threads: int) -> dict[str, Configuration]:
@@ -544,25 +552,29 @@ def run_all(
 
 def search_all(
     study: str,
-    tasks: Mapping[str, Task],
+    experiments: Mapping[str, Experiment],
     place: Place,
     *,
     seconds_until_dead: int = 120,
     teachers: Mapping[str, Configuration] | None = None,
-) -> dict[str, TaskResult]:
-    """Tunes and trains all tasks; returns results by name, once all workers are done.
+) -> dict[str, ExperimentResult]:
+    """Tunes and trains all experiments; returns results by name, once all workers are done.
 
     Arguments are those of `run_all`. With one worker, the same call tries the same settings; with
     several, which trials stop early depends on which of them are ahead.
     """
-    search = _Tasks(study, place, seconds_until_dead, teachers or {}, tasks)
+    search = _Experiments(study, place, seconds_until_dead, teachers or {}, experiments)
     return share_work(search, search.results)
 
 
 def results_so_far(
-    study: str, tasks: Mapping[str, Task], place: Place, *, seconds_until_dead: int = 120
-) -> dict[str, TaskResult]:
+    study: str,
+    experiments: Mapping[str, Experiment],
+    place: Place,
+    *,
+    seconds_until_dead: int = 120,
+) -> dict[str, ExperimentResult]:
     """What a search that was stopped has found."""
-    search = _Tasks(study, place, seconds_until_dead, {}, tasks)
+    search = _Experiments(study, place, seconds_until_dead, {}, experiments)
     with closing(Database(place.url, seconds_until_dead)) as database:
         return search.results(search.jobs(database))

@@ -77,8 +77,8 @@ class SharedStudy:
         database: Where it is kept.
         name: Its name there.
         wanted: How many trials to run; with `distinct`, how many different ones.
-        sample: Makes the sampler from the number of trials that there are, so that a search that
-            resumes does not draw the same random numbers again.
+        sample: Makes the sampler from the number of trials that there are and that did not fail, so
+            that a search that resumes draws the numbers that it would have drawn.
         pruner: Says which trials stop early.
         first: What the first trial tries.
         distinct: Whether trials with the same values count once.
@@ -131,7 +131,7 @@ class SharedStudy:
             taken = {self._identity(t) for t in trials if t.state in (*DONE, TrialState.RUNNING)}
             if not waiting and len(taken) >= self.wanted:
                 return False
-            self._study.sampler = self._sample(len(trials))
+            self._study.sampler = self._sample(sum(t.state != TrialState.FAIL for t in trials))
             self._run_trial(objective)
             return True
 
@@ -159,7 +159,9 @@ class SharedStudy:
             refused = isinstance(own or error, UpdateFinishedTrialError | ValueError)
             if refused and not isinstance(own, ValueError) and self._has_failed(numbers):
                 return
-            raise own or error from None
+            if own is None:
+                raise
+            raise own from None
 
     def _has_failed(self, numbers: list[int]) -> bool:
         return bool(numbers) and self._trials()[numbers[0]].state == TrialState.FAIL
@@ -169,8 +171,10 @@ class SharedStudy:
         optuna.storages.fail_stale_trials(self._study)
         for trial in self._trials():
             if trial.state == TrialState.RUNNING and self._is_lost(trial):
-                with suppress(UpdateFinishedTrialError):
-                    self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+                with suppress(UpdateFinishedTrialError):  # another worker was faster
+                    self._database.storage.set_trial_state_values(
+                        trial._trial_id, state=TrialState.FAIL
+                    )
         trials = self._trials()
         again = {n for trial in trials for n in trial.system_attrs.get("retry_history", [])}
         for trial in trials:
