@@ -282,7 +282,7 @@ TASK = Experiment(TUNING, replace(TUNED, held_out=None), seeds=(0, 1))
 
 
 def test_a_setting_is_chosen_on_held_out_images_and_run_from_each_seed(place: Place) -> None:
-    found = search_all("study", {"task": TASK}, place)["experiment"]
+    found = search_all("study", {"task": TASK}, place)["task"]
     assert len(found.tried) == 5
     assert found.tried[0].chosen == {"lr": 0.03}
     whole = [own for own in found.tried if own.ending == "finished"]
@@ -301,7 +301,7 @@ def test_a_setting_is_chosen_on_held_out_images_and_run_from_each_seed(place: Pl
 
 
 def test_a_hopeless_trial_stops_at_the_look_at_which_it_is_behind(place: Place) -> None:
-    found = search_all("study", {"task": TASK}, place)["experiment"]
+    found = search_all("study", {"task": TASK}, place)["task"]
     stopped = [own for own in found.tried if own.ending == "stopped"]
     assert stopped
     assert {own.epochs for own in stopped} <= {1.0, 3.0}
@@ -336,7 +336,7 @@ def test_runs_repeat_bit_for_bit_whatever_the_number_of_workers(
 def test_the_same_search_tries_the_same_settings_also_after_a_stop(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = search_all("study", {"task": TASK}, place)["experiment"]
+    whole = search_all("study", {"task": TASK}, place)["task"]
     other, step, steps = Place(tmp_path / "other", workers=1), Engine._train_step, []
 
     def stop_once(engine: Engine, *given: object) -> None:
@@ -349,10 +349,10 @@ def test_the_same_search_tries_the_same_settings_also_after_a_stop(
         patched.setattr(Engine, "_train_step", stop_once)
         with pytest.raises(InterruptedError, match=r"stopped after \d of 7 runs"):
             search_all("study", {"task": TASK}, other)
-    so_far = results_so_far("study", {"task": TASK}, other)["experiment"]
+    so_far = results_so_far("study", {"task": TASK}, other)["task"]
     assert 0 < len(so_far.tried) < 5
     assert (so_far.chosen, so_far.outcomes) == (None, {})
-    again = search_all("study", {"task": TASK}, other)["experiment"]
+    again = search_all("study", {"task": TASK}, other)["task"]
     settings = [own.chosen for own in again.tried]
     assert sorted(map(str, settings)) == sorted(str(own.chosen) for own in whole.tried)
     assert again.chosen == whole.chosen
@@ -361,17 +361,17 @@ def test_the_same_search_tries_the_same_settings_also_after_a_stop(
 
 
 def test_what_is_known_of_a_tuning_is_not_tuned_again(place: Place) -> None:
-    tried = search_all("study", {"task": TASK}, place)["experiment"].tried
+    tried = search_all("study", {"task": TASK}, place)["task"].tried
     count = len(runs_in(place))
     known = replace(TASK, known=tried, seeds=(2,))
-    found = search_all("again", {"experiment": known}, place)["experiment"]
+    found = search_all("again", {"experiment": known}, place)["task"]
     assert found.chosen == best_setting(tried)
     assert len(runs_in(place)) == count + 1
 
 
 def test_a_tuning_without_trials_takes_the_first_setting(place: Place) -> None:
     experiment = replace(TASK, sweep=replace(TUNING, trials=0), seeds=(0,))
-    found = search_all("study", {"experiment": experiment}, place)["experiment"]
+    found = search_all("study", {"experiment": experiment}, place)["task"]
     assert (found.chosen, found.tried, list(found.outcomes)) == ({"lr": 0.03}, (), [0])
 
 
