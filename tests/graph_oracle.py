@@ -17,6 +17,7 @@ from skipless.core.graph import (
     Graph,
     GraphBuilder,
     Input,
+    Measured,
     Nonlinearity,
     Product,
     Sum,
@@ -71,6 +72,8 @@ def q_value(graph: Graph, index: int) -> Fraction:
             return math.prod((q_value(graph, i) for i in node.inputs), start=Fraction(1))
         case Fixed():
             raise AssertionError("the q value of a fixed function is not rational")
+        case Measured():
+            raise AssertionError("measured parts have tests of their own")
 
 
 def q_parts(graph: Graph, node: Sum | Concat) -> list[Fraction]:
@@ -104,9 +107,11 @@ def value(graph: Graph, subnetwork: Subnetwork, r: Function, x: float) -> float:
             return math.prod(value(graph, (start, i), r, x) for i in node.inputs)
         case Fixed():
             return float(c_map(node.function, value(graph, (start, node.input), r, x)))
+        case Measured():
+            raise AssertionError("measured parts have tests of their own")
 
 
-def series(graph: Graph, subnetwork: Subnetwork, curvature: float) -> tuple[float, float, float]:
+def series(graph: Graph, subnetwork: Subnetwork, curvature: float) -> tuple[float, ...]:
     """C_g(1), C_g'(1) and C_g''(1)/2 of a subnetwork, by arithmetic with truncated power series."""
     start, index = subnetwork
     if index == start:

@@ -51,6 +51,47 @@ def test_one_verb_reads_models_of_every_framework() -> None:
     assert graphs[0].depth == DEPTH
 
 
+def torch_gated() -> nn.Module:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down, self.gate = nn.Linear(8, 12), nn.Linear(6, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b = self.up(x).chunk(2, -1)
+            y = self.down(a * nn.functional.silu(b))
+            return x + y * torch.sigmoid(self.gate(y))
+
+    return Gated()
+
+
+def jax_gated(weights: list[jnp.ndarray], x: jnp.ndarray) -> jnp.ndarray:
+    up, down, gate = weights
+    a, b = jnp.split(x @ up, 2, -1)
+    y = (a * nnx.silu(b)) @ down
+    return x + y * nnx.sigmoid(y @ gate)
+
+
+def keras_gated() -> keras.Model:
+    x = keras.Input((8,))
+    a, b = keras.ops.split(keras.layers.Dense(12)(x), 2, -1)  # pyright: ignore
+    y = keras.layers.Dense(8)(keras.layers.Multiply()([a, keras.activations.silu(b)]))
+    return keras.Model(x, x + y * keras.layers.Dense(8, activation="sigmoid")(y))
+
+
+def test_a_gated_network_is_the_same_graph_in_every_framework() -> None:
+    weights = [jnp.ones(shape) for shape in ((8, 12), (6, 8), (8, 8))]
+    graphs = [
+        sk.trace(torch_gated(), torch.zeros(2, 8)),
+        sk.trace(keras_gated(), np.zeros((2, 8))),
+        sk.trace(jax_gated, weights, jnp.ones((2, 8))),
+    ]
+    assert graphs[0] == graphs[1] == graphs[2]
+    assert Counter(type(node).__name__ for node in graphs[0].nodes)["Product"] == 2
+    converted = sk.convert(keras_gated(), np.zeros((2, 8)))
+    assert [p.q for p in converted.skipless_report.predicted] == pytest.approx([1.0] * 11)
+
+
 def test_the_solution_may_be_the_last_argument_of_check_as_in_each_framework() -> None:
     solution = sk.solve(sk.Graph.chain(1))
     model = nn.Sequential(nn.Linear(8, 8), ShapedActivation.from_solution(solution))

@@ -191,15 +191,6 @@ class Attention(nn.Module):
         return self.attend(x, x, x)[0]
 
 
-class Gate(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.a(x) * torch.sigmoid(self.b(x))
-
-
 class Recurrent(nn.Module):
     def __init__(self, cell: nn.Module) -> None:
         super().__init__()

@@ -13,7 +13,16 @@ from graph_oracle import series, subnetworks, tangled_graphs, value
 from skipless import DKS, EOC, TAT, Graph, predict, solve
 from skipless.core.activations import activation
 from skipless.core.bands import FiniteWidth
-from skipless.core.graph import Fixed, GraphBuilder, GraphError
+from skipless.core.graph import (
+    Affine,
+    Fixed,
+    GraphBuilder,
+    GraphError,
+    Input,
+    Nonlinearity,
+    Product,
+    Sum,
+)
 from skipless.core.maps import leaky_relu_c_map
 from skipless.core.network import (
     Point,
@@ -27,7 +36,7 @@ from skipless.core.network import (
 )
 from skipless.core.predict import approximations, dependent_sums
 from skipless.core.rescale import normalise_sums
-from skipless.core.solution import UnreachableTargetError
+from skipless.core.solution import Solution, UnreachableTargetError
 
 PRODUCTS = tangled_graphs(products=True)
 CLOSE = 1e-9  # slopes add up over products, so that rounding errors do
@@ -95,26 +104,29 @@ def test_gates_have_the_maps_of_gauss_hermite_quadrature(c: float) -> None:
     assert point.c == pytest.approx(mean(u * v) / 1.5 * 1.5 * mean(gate * other) / q, rel=1e-9)
 
 
-def run(graph: Graph, phi, width: int, rng: np.random.Generator, cosine: float) -> np.ndarray:
-    """q and c at every node of a network with Gaussian weights, for one pair of inputs."""
+def run(
+    graph: Graph, phi: Solution, width: int, rng: np.random.Generator, cosine: float
+) -> np.ndarray:
+    """q and the inner product at every node of a network with Gaussian weights, for one pair."""
     u, v = rng.standard_normal((2, width))
     u, v = (x * math.sqrt(width) / np.linalg.norm(x) for x in (u, v - u * (u @ v) / (u @ u)))
     values: list[np.ndarray] = []
     for node in graph.nodes:
-        kind, read = type(node).__name__, [values[i] for i in getattr(node, "inputs", ())]
-        x = values[node.input] if hasattr(node, "input") else None
-        if kind == "Input":
-            x = np.stack([u, cosine * u + math.sqrt(1.0 - cosine**2) * v])
-        elif kind == "Affine":
-            x = x @ rng.standard_normal((width, width)) / math.sqrt(width)
-        elif kind == "Nonlinearity":
-            x = phi(x)
-        elif kind == "Fixed":
-            x = node.scale * (node.phi(x) + node.shift)
-        elif kind == "Product":
-            x = np.prod(read, axis=0)
-        else:
-            x = sum(w * term for w, term in zip(node.weights, read, strict=True))
+        match node:
+            case Input():
+                x = np.stack([u, cosine * u + math.sqrt(1.0 - cosine**2) * v])
+            case Affine(i):
+                x = values[i] @ rng.standard_normal((width, width)) / math.sqrt(width)
+            case Nonlinearity(i):
+                x = phi(values[i])
+            case Fixed(i):
+                x = node.scale * (node.phi(values[i]) + node.shift)
+            case Product(inputs):
+                x = np.prod([values[i] for i in inputs], axis=0)
+            case Sum(inputs, weights):
+                x = np.tensordot(weights, [values[i] for i in inputs], 1)
+            case _:
+                raise AssertionError("no other node is in these graphs")
         values.append(x)
     return np.array([[np.mean(x[0] ** 2), x[0] @ x[1] / width] for x in values])
 
@@ -155,7 +167,9 @@ def test_gates_are_scaled_so_that_q_stays_one() -> None:
     graph = gated_blocks(3, "tanh")
     assert [p.q for p in predict(graph, solve(graph))] == pytest.approx([1.0] * len(graph.nodes))
     negative = Graph([*Graph.chain(1).nodes, Fixed(2, activation("sigmoid"), -2.0)])
-    assert normalise_sums(negative).nodes[3].scale < 0.0
+    gate = normalise_sums(negative).nodes[3]
+    assert isinstance(gate, Fixed)
+    assert gate.scale < 0.0
 
 
 def test_tat_aims_for_a_share_of_what_relu_reaches() -> None:

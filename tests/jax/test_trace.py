@@ -391,7 +391,7 @@ def attention(w: jax.Array, x: jax.Array) -> jax.Array:
 
 REFUSED = {
     "multiplies two tensors": attention,
-    "combines two branches by mul": lambda w, x: (x @ w[0]) * (x @ w[1]),
+    "combines two branches by mul": lambda w, x: (lambda y: y * y[:, ::-1])(x @ w[0]),
     "computes softmax inside the network": lambda w, x: jax.nn.softmax(x @ w[0]) @ w[1],
     "computes while with an unknown number": lambda w, x: jax.lax.while_loop(
         lambda x: x.sum() < 0, lambda x: x @ w[0], x

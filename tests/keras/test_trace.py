@@ -420,7 +420,7 @@ REFUSED = {
     ),
     "gate": (
         lambda: functional(
-            lambda x: layers.Multiply(name="gate")([dense()(x), dense(activation="sigmoid")(x)])
+            lambda x: layers.Multiply(name="gate")([y := dense()(x), keras.ops.flip(y, 1)])
         ),
         "gate combines two branches by Multiply",
     ),

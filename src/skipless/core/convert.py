@@ -5,6 +5,7 @@ what becomes of each tensor. A framework's `Writer` only makes the parts: an inp
 layer or a move, an activation, a weighted sum.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from skipless.tables import table
 
 from .activations import Activation
 from .bands import FiniteWidth, Prediction, band_range
-from .graph import Graph, Nonlinearity, Sum, inputs_of
+from .graph import Fixed, Graph, Nonlinearity, Sum, inputs_of
 from .network import Point, Size, fold
 from .predict import approximations, predict
 from .rescale import normalised_weights, reweight, to_residual_form
@@ -300,6 +301,8 @@ class _Process(Generic[T, V]):
                 return self._activate(tensor, step)
             case Step(kind="sum") as step:
                 return self._add(tensor, step)
+            case Step(kind="gate") as step:
+                return self._scale_gate(tensor, step)
             case Step(kind="input") if not self.writer.reads(tensor):
                 return self.writer.input(tensor)
             case Step(kind="output"):
@@ -327,6 +330,17 @@ class _Process(Generic[T, V]):
             name = "TReLU" if solution.is_rectifier else f"shaped {solution.activation}"
             self._changed(f"activation replaced by {name}", tensor)
         return self._activated[step.node]
+
+    def _scale_gate(self, tensor: T, step: Step[T]) -> V:
+        """The function of a gate, with the factor behind it that makes q = 1."""
+        before, after = (g.nodes[step.node] for g in (self.plan.reading.graph, self.plan.graph))
+        assert isinstance(before, Fixed)
+        assert isinstance(after, Fixed)
+        factor, gate = after.scale / before.scale, self.writer.copy(tensor, self._use)
+        if math.isclose(factor, 1.0):
+            return gate
+        self._changed(f"gate kept, times {factor:.4g}", tensor)
+        return self.writer.add(tensor, [(factor, gate)])
 
     def _add(self, tensor: T, step: Step[T]) -> V:
         terms = self.plan.terms(step)

@@ -93,9 +93,11 @@ class Product:
     """The elementwise product of its inputs, as of a signal and its gate.
 
     They are assumed independent, as they are if one ends in weights that the other does not use.
+    `rough` says where its maps hold only roughly, and why.
     """
 
     inputs: tuple[int, ...]
+    rough: str = field(default="", compare=False, kw_only=True)
     origin: str = field(default="", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -333,9 +335,9 @@ class GraphBuilder:
         """Add a `Measured` part that reads the node `input`."""
         return self.add(Measured(input, curve, mixes=mixes, origin=origin))
 
-    def product(self, inputs: Sequence[int], *, origin: str = "") -> int:
+    def product(self, inputs: Sequence[int], *, rough: str = "", origin: str = "") -> int:
         """Add a `Product` of independent nodes."""
-        return self.add(Product(_indices(inputs), origin=origin))
+        return self.add(Product(_indices(inputs), rough=rough, origin=origin))
 
     def fixed(self, input: int, phi: str | Activation, *, origin: str = "") -> int:
         """Add a `Fixed` function of the node `input`, such as "sigmoid"."""

@@ -81,6 +81,13 @@ def function_map(function: Activation, q: float) -> FunctionMap:
     return FunctionMap(maps.tabulated_c_map(function, q), *at_one)
 
 
+def _multiply(factors: Sequence[Value]) -> Value:
+    product, *rest = factors
+    for factor in rest:
+        product = product * factor
+    return product
+
+
 # A program starts from value 0, which is x; its step k makes value k + 1 from earlier values.
 _Step = (
     tuple[Literal["r"], int]  # r(value)
@@ -102,7 +109,7 @@ def evaluate(
     r: Callable[[Value], Value],
     x: Value,
     part: Callable[[PartMap | FunctionMap, Value], Value] = lambda curve, c: curve(c),
-    product: Callable[[Sequence[Value]], Value] = math.prod,
+    product: Callable[[Sequence[Value]], Value] = _multiply,
 ) -> Value:
     """The largest result of `program`; on an array, of a program with a single result."""
     values = [x]
@@ -286,7 +293,7 @@ def fold(
     r: Callable[[Value], Value],
     x: Value,
     part: Callable[[PartMap | FunctionMap, Value], Value] = lambda curve, c: curve(c),
-    product: Callable[[Sequence[Value]], Value] = math.prod,
+    product: Callable[[Sequence[Value]], Value] = _multiply,
 ) -> Value:
     r"""Carries `x` from input to output with `r` at every activation: U_{f,r}(x), appendix B.4.
 

@@ -158,6 +158,7 @@ def bases(graph: Graph) -> list[Basis]:
     {'derived'}
     """
     rough = {*without_mixing(graph), *dependent_sums(graph)}
+    rough |= {i for i, node in enumerate(graph.nodes) if isinstance(node, Product) and node.rough}
     found: list[Basis] = [
         "approximate" if i in rough else "derived" for i in range(len(graph.nodes))
     ]
@@ -206,7 +207,9 @@ def _replaced(graph: Graph, before: PartMap, after: PartMap) -> Graph:
 def approximations(graph: Graph) -> list[str]:
     """Where the predicted points are approximations, in words."""
     activations, sums = without_mixing(graph), dependent_sums(graph)
+    products = (graph.nodes[i] for i in sorted(graph.live))
     return [
+        *(f"{n.rough} at {n.origin}" for n in products if isinstance(n, Product) and n.rough),
         *(f"activation of unweighted input at {graph.nodes[i].origin}" for i in activations),
         *(f"sum of dependent terms at {graph.nodes[i].origin}" for i in sums),
     ]

@@ -139,7 +139,8 @@ class Move(Generic[T]):
     """Numbers change places, or are averaged over places; `name` is for errors.
 
     `approximate` names what keeps q and c only roughly, such as a maximum. A sum over n places is
-    a mean with `factor` n: the factor waits for a division that cancels it.
+    a mean with `factor` n: the factor waits for a division that cancels it. Of a tensor that is cut
+    along an axis, `part` has the axis, and where the part starts and stops.
     """
 
     sources: tuple[T]
@@ -147,6 +148,7 @@ class Move(Generic[T]):
     axes: AxisMap
     approximate: str = ""
     factor: float = 1.0
+    part: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class Pointwise(Generic[T]):
     """A function of numbers at the same place; a tensor that is read twice is listed twice.
 
     If the sources are functions of one tensor, so is the result, and `Recorded.values` evaluates
-    it. Otherwise it must be a sum: `weights` are those of its terms, None for any other function.
+    it. Otherwise it must be a `product`, or a sum: `weights` are those of its terms.
     It is `affine` if it only adds or multiplies constants, as standardising an input does.
     """
 
@@ -179,6 +181,7 @@ class Pointwise(Generic[T]):
     name: str
     weights: Sequence[float] | None = None
     affine: bool = False
+    product: bool = False
 
 
 @dataclass(frozen=True)
@@ -232,8 +235,8 @@ Operation = (
 def combines_branches(where: str, name: str) -> str:
     """The message for a function of several branches that is not a sum, such as a product."""
     return (
-        f"{where} combines two branches by {name}; only weighted sums and concatenations have C "
-        "maps. Replace a gate by a sum, or leave that part out of the traced model."
+        f"{where} combines two branches by {name}; only weighted sums, concatenations and products "
+        "with weights of their own have C maps. Leave that part out of the traced model."
     )
 
 

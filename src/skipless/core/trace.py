@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import combinations
 from typing import Generic, Literal, TypeVar, assert_never
 
 import numpy as np
@@ -27,7 +28,8 @@ from . import record as rec
 from .activations import Activation, Array
 from .axes import Axes, find_axes, follow_axes, unreadable_moves
 from .ends import find_ends
-from .graph import Graph, GraphBuilder
+from .gates import Gates, are_independent, find_gates, pooled_gate, recognise_gate
+from .graph import Fixed, Graph, GraphBuilder
 from .measured import PartMap
 from .network import Size
 from .recognise import PROBE, ScaledActivation, recognise
@@ -39,8 +41,9 @@ __all__ = ["Axes", "Notes", "Reading", "Step", "UnsupportedModelError", "read"]
 T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
 R = TypeVar("R")
 Kind = Literal[
-    "input", "affine", "norm", "move", "concat", "sum", "activation", "scale", "part", "output"
-]
+    "input", "affine", "norm", "move", "concat", "sum", "product", "activation", "gate", "scale",
+    "part", "output",
+]  # fmt: skip
 # Activations that give outputs their range, if they end a network and occur nowhere else in it.
 _RANGES = {
     "sigmoid", "tanh", "softplus", "log_sigmoid", "hard_sigmoid", "hard_tanh", "softsign"
@@ -117,7 +120,7 @@ def read(record: Recorded[T], measure: Measure[T] | None = None) -> Reading[T]:
         known = Shortened(record, failures) if failures else record
         roles = follow_axes(known)
         beyond, ends = find_ends(known, roles)
-        reader = _Reader(known, strict=measure is None)
+        reader = _Reader(known, find_gates(known, roles), strict=measure is None)
         graph = reader.read(beyond, ends)
         new = reader.failures or unreadable_moves(known, roles, beyond)
         if not new:
@@ -150,8 +153,8 @@ class _Value(Generic[T]):
 class _Reader(Generic[T]):
     """Reads the operations in order; `_values` has what each tensor is so far."""
 
-    def __init__(self, record: Recorded[T], strict: bool) -> None:
-        self.record, self._strict = record, strict
+    def __init__(self, record: Recorded[T], gates: Gates, strict: bool) -> None:
+        self.record, self._gates, self._strict = record, gates, strict
         self.failures: list[NotDerivedError] = []
         self.notes = Notes()
         self.steps: dict[T, Step[T]] = {}
@@ -163,7 +166,7 @@ class _Reader(Generic[T]):
         self._factors: dict[T, float] = {}  # of sums over places, not divided yet
         self._nonlinearities: dict[tuple[T, object], int] = {}
         self._narrow: set[int] = set()  # layers of few channels
-        self._weights: set[Hashable] = set()
+        self._weights: dict[int, Hashable] = {}  # of layers
         self.own: set[T] = set()  # activations that are none of the known
 
     def read(self, beyond: Collection[T], ends: Sequence[T]) -> Graph:
@@ -281,10 +284,10 @@ class _Reader(Generic[T]):
         self._set(tensor, "affine", node, layer.sources)
         if layer.channels is not None and layer.channels < FEW and not layer.depthwise:
             self._narrow.add(node)
-        if layer.weights in self._weights:
-            self.notes.approximate.append(f"weights used again at {where}")
-        elif layer.weights is not None:
-            self._weights.add(layer.weights)
+        if layer.weights is not None:
+            if layer.weights in self._weights.values():
+                self.notes.approximate.append(f"weights used again at {where}")
+            self._weights[node] = layer.weights
 
     def _move(self, tensor: T, move: rec.Move[T]) -> None:
         (source,) = move.sources
@@ -293,6 +296,12 @@ class _Reader(Generic[T]):
         waiting = self._factors.get(source)
         node = self._at(source, tensor) if waiting is None else self._values[source].node
         factor = move.factor * (waiting or 1.0)
+        if tensor in self._gates.parts and move.part is not None:
+            _, start, stop = move.part
+            where = self.record.origin(tensor)
+            node = self._builder.concat([node], [float(stop - start)], origin=where)
+            self._set(tensor, "concat", node, (source,))
+            return
         self._set(tensor, "move", node, (source,))
         if not math.isclose(factor, 1.0):
             self._factors[tensor] = factor
@@ -336,9 +345,40 @@ class _Reader(Generic[T]):
             self._compose(tensor)
         elif operation.weights is not None:
             self._sum(tensor, operation.sources, operation.weights)
+        elif operation.product:
+            self._product(tensor, operation)
         else:
             where = self.record.origin(tensor)
             raise NotDerivedError(rec.combines_branches(where, operation.name), [tensor])
+
+    def _product(self, tensor: T, operation: rec.Pointwise[T]) -> None:
+        sources = operation.sources
+        factors = [self._scaled(source, tensor) for source in sources]
+        nodes, where = [node for node, _ in factors], self.record.origin(tensor)
+        if not all(
+            are_independent(self._builder.nodes, a, b, self._weights)
+            for a, b in combinations(nodes, 2)
+        ):
+            raise NotDerivedError(rec.combines_branches(where, operation.name), [tensor])
+        pooled = [source in self._gates.pooled for source in sources]
+        gates = [node for node, alike in zip(nodes, pooled, strict=True) if alike]
+        rough = pooled_gate(self._builder.nodes[gates[0]]) if gates and not all(pooled) else ""
+        node = self._builder.product(nodes, rough=rough, origin=where)
+        scale = math.prod(scale for _, scale in factors)
+        self._set(tensor, "product", node, sources)
+        if scale != 1.0:
+            self.steps[tensor] = Step("product", node, tuple(sources), scale)
+            self._values[tensor] = _Value(node, tensor, scale * PROBE, affine=False)
+
+    def _gate(self, tensor: T, value: _Value[T]) -> int | None:
+        """The node for the function of a gate, if `tensor` is one."""
+        if tensor not in self._gates.functions or value.values is None:
+            return None
+        if (function := recognise_gate(value.values)) is None:
+            return None
+        node = self._builder.add(Fixed(value.node, *function, origin=self.record.origin(tensor)))
+        self._set(tensor, "gate", node, (value.base,))
+        return node
 
     def _compose(self, tensor: T) -> None:
         """Read a pointwise operation as a function of what its sources are functions of."""
@@ -382,6 +422,8 @@ class _Reader(Generic[T]):
             return value.node, 1.0
         if tensor in self.steps:
             return self.steps[tensor].node, self.steps[tensor].scale
+        if (gate := self._gate(tensor, value)) is not None:
+            return gate, 1.0
         found = self._recognise(tensor, value.values)
         before = None
         if found is None:

@@ -158,6 +158,19 @@ def axis_map(op: Operation, source: Tensor, result: Tensor) -> AxisMap:
     return AxisMap.between(before, after, dropped=dropped, pooled=pooled, padded=padded)
 
 
+def part(op: Operation, result: Tensor) -> tuple[int, int, int] | None:
+    """The axis along which `op` cuts its input, and where the part of `result` starts and stops."""
+    before, parameters = op.inputs[0].shape, op.parameters
+    if op.name == "split":
+        place, sizes = op.outputs.index(result), parameters["sizes"]
+        return parameters["axis"], sum(sizes[:place]), sum(sizes[: place + 1])
+    if op.name != "slice" or parameters["strides"]:
+        return None
+    ends = zip(parameters["start_indices"], parameters["limit_indices"], before, strict=True)
+    cut = [(axis, a, b) for axis, (a, b, size) in enumerate(ends) if b - a < size]
+    return cut[0] if len(cut) == 1 else None
+
+
 def _pooled_axes(op: Operation) -> list[int]:
     if op.name not in SUMS | APPROXIMATE_MOVES:
         return []

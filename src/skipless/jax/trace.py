@@ -286,7 +286,8 @@ class Description(Recorded[Tensor]):
             if source in self._counts:
                 self._counts[tensor] = self._counts[source]
             rough = op.name if op.name in kinds.APPROXIMATE_MOVES else ""
-            return rec.Move((source,), op.name, axis_map(op, source, tensor), rough)
+            axes, part = axis_map(op, source, tensor), kinds.part(op, tensor)
+            return rec.Move((source,), op.name, axes, rough, part=part)
         if op.name == "concatenate":
             axis = op.parameters["dimension"]
             widths = [float(t.shape[axis]) for t in op.inputs]
@@ -312,7 +313,9 @@ class Description(Recorded[Tensor]):
             return _identity_move(chosen, op.name)
         weights = (1.0, -1.0 if op.name == "sub" else 1.0) if op.name in kinds.ADDITIONS else None
         affine = op.name in kinds.ARITHMETIC | kinds.UNCHANGED and not others
-        return rec.Pointwise(tuple(op.signals), op.name, weights if others else None, affine)
+        return rec.Pointwise(
+            tuple(op.signals), op.name, weights if others else None, affine, op.name == "mul"
+        )
 
     def _is_bias(self, op: Operation) -> bool:
         """Whether `op` adds an array, not a number, to what a layer computes, reshaped at most.

@@ -134,7 +134,8 @@ class Description(Recorded[Tensor]):
         if is_stock(called, (*kinds.MERGES, *kinds.RESCALINGS)) or name in _ELEMENTWISE:
             affine = is_stock(called, kinds.RESCALINGS) or name in _ARITHMETIC
             weights = _weights(called, len(inputs))
-            return rec.Pointwise(inputs, type(called).__name__, weights, affine)
+            product = is_stock(called, (layers.Multiply,)) or name == "Multiply"
+            return rec.Pointwise(inputs, type(called).__name__, weights, affine, product)
         if ".image_preprocessing." in type(called).__module__:  # augmentation
             return rec.Preparation(inputs, unsupported(tensor).message)
         if is_stock(called, kinds.APPROXIMATE_MOVES) or name in kinds.OP_APPROXIMATE_MOVES:
@@ -148,7 +149,24 @@ class Description(Recorded[Tensor]):
 def _move(tensor: Tensor, approximate: str = "") -> rec.Move[Tensor]:
     source = tensor.inputs[0]
     name = type(tensor.call.operation).__name__
-    return rec.Move((source,), name, _axis_map(tensor, source), approximate)
+    return rec.Move(
+        (source,), name, _axis_map(tensor, source), approximate, part=_part(tensor, source)
+    )
+
+
+def _part(tensor: Tensor, source: Tensor) -> tuple[int, int, int] | None:
+    """The axis along which a split cuts its source, and where the part starts and stops."""
+    operation: Any = tensor.call.operation
+    if op_name(operation) != "Split":
+        return None
+    axis, cuts = operation.axis % len(source.shape), operation.indices_or_sections
+    size = source.shape[axis]
+    if size is None:
+        return None
+    if isinstance(cuts, int):
+        cuts = range(size // cuts, size, size // cuts)
+    ends = [0, *cuts, size]
+    return axis, ends[tensor.index], ends[tensor.index + 1]
 
 
 def _layer(tensor: Tensor) -> rec.Layer[Tensor]:

@@ -226,7 +226,7 @@ def _in_own_class(
 ) -> tuple[nn.Module, Replayed, str] | None:
     """The model with modules replaced, if that computes what was written, and a line about it."""
     graphs = operate(written.model, written.flat, written.reading.inputs, written.known)
-    if graphs is None:
+    if graphs is None or not sizes_are_open(written.model, written.reading.program, graphs):
         return None
     model = written.model.train(written.flat.module.training)
     record = replay(model, (example,))

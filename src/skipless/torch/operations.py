@@ -1,5 +1,6 @@
 """PyTorch's operations by what they mean to the theory: their names, axes, memory and modules."""
 
+import operator
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.export import ExportedProgram
 
 from skipless.core.record import AxisMap
 
@@ -62,7 +64,6 @@ UNCOVERED = {
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"), _RECURRENT),
     **dict.fromkeys(("rnn_tanh_cell", "rnn_relu_cell"), _RECURRENT),
     "sum": ("", "Sum over places by their mean, which keeps q: x.mean(1) instead of x.sum(1)."),
-    "glu": (" with a gate", "Replace the product of its halves by a sum, or leave it out."),
     "embedding": (" of indices", "Trace the network that reads the vectors, and not the indices."),
 }
 
@@ -126,6 +127,7 @@ def origin(node: fx.Node) -> str:
 _PRODUCTS = {"linear": 0, "matmul": 0, "mm": 0, "addmm": 1}  # and the place of the left factor
 _PERMUTATIONS = {"permute", "transpose", "t", "movedim", "swapaxes", "numpy_T"}
 _REDUCTIONS = {"mean", "max", "amax"}
+_CUTS = {"chunk", "unsafe_chunk", "split", "split_with_sizes", "unbind"}
 _POOL = re.compile(r"(adaptive_)?(?:avg|max)_pool([123])d")
 
 
@@ -158,6 +160,27 @@ def axis_map(move: fx.Node, source: fx.Node) -> AxisMap:
         dropped = _reduced(move, before)
     pooled, padded = _pooled(move, before), _padded(move, len(before))
     return AxisMap.between(before, after, dropped=dropped, pooled=pooled, padded=padded)
+
+
+def part(move: fx.Node, source: fx.Node) -> tuple[int, int, int] | None:
+    """The axis along which `move` cuts its source, and where its part starts and stops."""
+    name, shape = operation(move), sizes(source)
+    if name == "getitem" and operation(source) in _CUTS:
+        axis = argument(source, 2, "dim", 0) % len(shape)
+        widths = [_number(piece.shape[axis]) for piece in source.meta["val"]]
+        place = move.args[1]
+        assert isinstance(place, int)
+        place %= len(widths)
+        return axis, sum(widths[:place]), sum(widths[: place + 1])
+    if name == "select":
+        axis = argument(move, 1, "dim", 0) % len(shape)
+        start = _number(argument(move, 2, "index", 0)) % shape[axis]
+        return axis, start, start + 1
+    if name not in ("slice", "narrow") or argument(move, 4, "step", 1) != 1:
+        return None
+    axis = argument(move, 1, "dim", 0) % len(shape)
+    start = _number(argument(move, 2, "start") or 0) % shape[axis]
+    return axis, start, start + sizes(move)[axis]
 
 
 def _pooled(move: fx.Node, before: Sequence[int]) -> list[int]:
@@ -217,6 +240,25 @@ def _number(value: Any) -> int:
 def argument(node: fx.Node, place: int, name: str, default: object = None) -> Any:
     """An argument of a call, given by its place or its name."""
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+
+
+def write_out_gates(program: ExportedProgram) -> None:
+    """Write every `glu` of a recorded program as the product of its halves, one in a sigmoid."""
+    graph, aten = program.graph, torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.glu.default):
+        with graph.inserting_before(node):
+            halves = graph.call_function(
+                aten.chunk.default, (node.args[0], 2, argument(node, 1, "dim", -1))
+            )
+            signal, logit = (graph.call_function(operator.getitem, (halves, i)) for i in range(2))
+            gate = graph.call_function(aten.sigmoid.default, (logit,))
+            product = graph.call_function(aten.mul.Tensor, (signal, gate))
+        for new in (halves, signal, logit, gate, product):
+            arguments = fx.map_arg(new.args, lambda a: a.meta["val"])
+            target: Any = new.target
+            new.meta = {**node.meta, "val": target(*arguments)}
+        node.replace_all_uses_with(product)
+        graph.erase_node(node)
 
 
 VIEWS = {

@@ -216,14 +216,16 @@ class Description(Recorded[fx.Node]):
             approximate = name if name in ops.APPROXIMATE_MOVES else ""
             if ops.averages_zeros(node):
                 approximate = f"{name} of padded zeros"
-            return rec.Move((first,), operation(node), ops.axis_map(node, first), approximate)
+            axes, part = ops.axis_map(node, first), ops.part(node, first)
+            return rec.Move((first,), operation(node), axes, approximate, part=part)
         if name in ops.CONCATENATIONS:
             return self._concatenation(node)
         if name in _ARITHMETIC or name in ops.POINTWISE:
             alpha: Any = node.kwargs.get("alpha", 1)
             sums = {"add": (1.0, float(alpha)), "sub": (1.0, -float(alpha))}
             weights = sums.get(name) if len(sources) == 2 else None
-            return rec.Pointwise(tuple(sources), name, weights, affine=name in _ARITHMETIC)
+            affine, product = name in _ARITHMETIC, name == "mul"
+            return rec.Pointwise(tuple(sources), name, weights, affine, product)
         about = kind, advice = ops.UNCOVERED.get(name, ops.UNKNOWN)
         message = f"{origin(node)} computes {name}{kind}, which has no Q and C maps. {advice}"
         after = about in (ops.UNKNOWN, ops.PROBABILITIES)
@@ -285,10 +287,20 @@ def _export_with_open_sizes(model: nn.Module, example: torch.Tensor) -> Exported
     return _export(model, batch)
 
 
-def sizes_are_open(model: nn.Module, program: ExportedProgram) -> bool:
-    """Whether no recorded operation was given a size of the example, as `view(2, -1)` is."""
+def sizes_are_open(
+    model: nn.Module, program: ExportedProgram, inside: Sequence[str] = ("",)
+) -> bool:
+    """Whether no recorded operation was given a size of the example, as `view(2, -1)` is.
+
+    Those count that belong to the modules at the paths `inside`, by default all.
+    """
     modules = dict(model.named_modules(remove_duplicate=False))
-    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    calls = [
+        node
+        for node in program.graph.nodes
+        if node.op == "call_function"
+        and any(f"{called_module(node)[0]}.".startswith(path and f"{path}.") for path in inside)
+    ]
     return all(
         plain_operation(node) in ops.WITHOUT_SIZES
         or type(modules.get(called_module(node)[0])).__module__.startswith("torch.nn.modules")
@@ -303,13 +315,15 @@ def _export(
     with warnings.catch_warnings(), silence_logging(logging.CRITICAL):
         warnings.simplefilter("ignore")
         try:
-            return torch.export.export(model, (example,), dynamic_shapes=sizes, strict=False)
+            program = torch.export.export(model, (example,), dynamic_shapes=sizes, strict=False)
         except (Exception, SystemExit) as error:  # of the user's code, too
             advice = "Check that model(example) runs, and takes no branch by the values of tensors"
             raise UnsupportedModelError(
                 f"torch.export failed on {type(model).__name__} with input shape "
                 f"{tuple(example.shape)}: {rec.explain_failure(error, advice)}"
             ) from error
+        ops.write_out_gates(program)
+        return program
 
 
 @contextlib.contextmanager
