@@ -364,14 +364,14 @@ def test_what_is_known_of_a_tuning_is_not_tuned_again(place: Place) -> None:
     tried = search_all("study", {"task": TASK}, place)["task"].tried
     count = len(runs_in(place))
     known = replace(TASK, known=tried, seeds=(2,))
-    found = search_all("again", {"experiment": known}, place)["task"]
+    found = search_all("again", {"task": known}, place)["task"]
     assert found.chosen == best_setting(tried)
     assert len(runs_in(place)) == count + 1
 
 
 def test_a_tuning_without_trials_takes_the_first_setting(place: Place) -> None:
     experiment = replace(TASK, sweep=replace(TUNING, trials=0), seeds=(0,))
-    found = search_all("study", {"experiment": experiment}, place)["task"]
+    found = search_all("study", {"task": experiment}, place)["task"]
     assert (found.chosen, found.tried, list(found.outcomes)) == ({"lr": 0.03}, (), [0])
 
 
