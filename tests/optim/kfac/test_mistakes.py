@@ -50,7 +50,7 @@ def step(model: nn.Module, optimizer: KFAC) -> None:
         ({"damping": 0.0}, "damping + l2 must be > 0, got 0: the curvature of a batch is zero"),
         ({"loss": "nll"}, "loss must be one of cross_entropy, binary_cross_entropy, mse, got"),
         ({"fisher": "true"}, "fisher must be one of sampled, exact, empirical, got 'true'"),
-        ({"preset": "mnist"}, "preset must be one of cifar10, imagenet, got 'mnist'"),
+        ({"preset": "mnist"}, "preset must be one of cifar10, imagenet, batchnorm, got 'mnist'"),
     ],
 )
 def test_settings_out_of_range_are_named_as_they_were_given(
