@@ -186,7 +186,7 @@ def write_parquet(folder: Path, files: dict[str, list[tuple[str, int]]]) -> None
 def assert_same(ours: Data, theirs: Data) -> None:
     assert (ours.num_classes, ours.shape) == (theirs.num_classes, theirs.shape)
     for split, other in ((ours.train, theirs.train), (ours.validation, theirs.validation)):
-        draws = torch.rand(len(other), 3, generator=torch.Generator().manual_seed(0))
+        draws = torch.rand(len(other), other.draws, generator=torch.Generator().manual_seed(0))
         indices = range(len(other))
         for part, truth in zip(split.load(indices, draws), other.load(indices, draws), strict=True):
             assert torch.equal(part, truth)
@@ -214,6 +214,11 @@ def test_parquet_files_and_saved_data_sets_deliver_what_the_files_do(folder: Pat
     )
     saved.save_to_disk(folder / "saved")
     assert_same(load_data(f"hf:{folder / 'saved'}", image_size=28), files)
+    boxes = load_data(f"imagefolder:{folder}", image_size=28, crop="inception")
+    for name in (f"parquet:{folder / 'tables'}", f"hf:{folder / 'saved'}"):
+        assert_same(load_data(name, image_size=28, crop="inception"), boxes)
+    with pytest.raises(AssertionError):
+        assert_same(boxes, files)
 
 
 def test_a_data_set_of_hugging_face_may_name_files_instead_of_holding_them(

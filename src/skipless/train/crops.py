@@ -113,7 +113,7 @@ def _bicubic_weights(start: Tensor, length: Tensor, size: int) -> Tensor:
     The kernel is Keys' with a = -1/2, as in Pillow. A part is never longer than `size`, so that
     values are interpolated and need not be averaged.
     """
-    scale = length.double()[:, None, None] / size
+    scale = length[:, None, None] / size
     centres = (torch.arange(size)[:, None] + 0.5) * scale  # within the part
     pixels = torch.arange(size) - start[:, None, None]
     x = (pixels + 0.5 - centres).abs()
@@ -121,7 +121,7 @@ def _bicubic_weights(start: Tensor, length: Tensor, size: int) -> Tensor:
     far = ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0
     weights = torch.where(x < 1.0, near, torch.where(x < 2.0, far, 0.0))
     weights = torch.where((pixels >= 0) & (pixels < length[:, None, None]), weights, 0.0)
-    return (weights / weights.sum(dim=2, keepdim=True)).float()
+    return weights / weights.sum(dim=2, keepdim=True)
 
 
 def crop_image(image: Image, size: int, draws: Tensor | None, crop: CropName) -> Image:
