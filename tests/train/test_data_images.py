@@ -217,8 +217,7 @@ def test_parquet_files_and_saved_data_sets_deliver_what_the_files_do(folder: Pat
     boxes = load_data(f"imagefolder:{folder}", image_size=28, crop="inception")
     for name in (f"parquet:{folder / 'tables'}", f"hf:{folder / 'saved'}"):
         assert_same(load_data(name, image_size=28, crop="inception"), boxes)
-    with pytest.raises(AssertionError):
-        assert_same(boxes, files)
+    assert boxes.train.draws > files.train.draws
 
 
 def test_a_data_set_of_hugging_face_may_name_files_instead_of_holding_them(
