@@ -89,6 +89,7 @@ from .deploy import deploy  # noqa: E402
 from .kernels import check, models, plot, solve  # noqa: E402
 from .reproduce import report, reproduce  # noqa: E402
 from .train import data, train  # noqa: E402
+from .tune import tune  # noqa: E402
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -103,7 +104,7 @@ def skipless() -> None:
     """  # noqa: D301
 
 
-for command in (solve, plot, check, train, report, models, data, reproduce, deploy):
+for command in (solve, plot, check, tune, train, report, models, data, reproduce, deploy):
     skipless.add_command(command)
 
 
