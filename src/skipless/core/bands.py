@@ -208,7 +208,7 @@ class FiniteWidth:
             at = points[node.input]
             return _activate([(1.0, node.input, at, self._response(at))], n)
         if isinstance(node, Measured):
-            return _through(node, points[node.input])
+            return _through(node, points[node.input], n)
         if isinstance(node, Product):
             return _multiply([(i, points[i], self._second(i, points)) for i in node.inputs], n)
         if isinstance(node, Concat) and len(node.inputs) == 1:
@@ -412,13 +412,17 @@ class _SharedNoise:
         self._sensitivity.pop(index, None)
 
 
-def _through(part: Measured, at: Point) -> Transition:
-    """What a measured part makes of a kernel, with the fluctuation of its own q values."""
+def _through(part: Measured, at: Point, n: float) -> Transition:
+    """What a part makes of a kernel, with the fluctuation of its own q values, or of channels'."""
     curve = part.curve
-    c = curve(at.c)
+    q, c = curve.kernel(at.q, at.c)
+    covariance = 0.5 * curve.spread * normal_covariance(c)
+    if (k := curve.constant) is not None:  # times the mean of all channels
+        one, both = 4.0 * at.c, 2.0 * (1.0 + at.c)
+        means = np.array([[4.0, one, both], [one, 4.0, both], [both, both, both]])
+        covariance = k * (1.0 - k) / n * means
     jacobian = np.diag([curve.degree, curve.degree, curve.slope_at(at.c)])
-    noise = Noise.of(0.5 * curve.spread * normal_covariance(c), np.zeros(3), c)
-    return Transition(Point(curve.q_map(at.q), c), {part.input: jacobian}, noise)
+    return Transition(Point(q, c), {part.input: jacobian}, Noise.of(covariance, np.zeros(3), c))
 
 
 def _mix(terms: Sequence[_Term], n: float, own: Sequence[Array] = ()) -> Transition:

@@ -16,9 +16,10 @@ from skipless.tables import table
 
 from .activations import Activation
 from .bands import FiniteWidth, Prediction, band_range
-from .graph import Fixed, Graph, Nonlinearity, Sum, inputs_of
+from .graph import Fixed, Graph, Measured, Nonlinearity, Sum, inputs_of
+from .measured import PartMap
 from .network import Point, Size, fold
-from .predict import approximations, predict
+from .predict import approximations, predict, target_error
 from .rescale import normalised_weights, reweight, to_residual_form
 from .solution import Method, Solution
 from .solve import solve
@@ -47,8 +48,9 @@ class ConversionReport:
     """What was changed, the solution, and the predicted q and c values; `print` shows it.
 
     `predicted` has a point for every node of `graph`, for orthogonal inputs. `approximate` lists
-    where the theory holds only roughly, `untouched` what was not re-initialised. `bands` hold for
-    orthogonal weights, at the model's own `sizes`.
+    where the theory holds only roughly, `untouched` what was not re-initialised; `kept` are the
+    parameters of parts that no formula covers. `bands` hold for orthogonal weights, at the model's
+    own `sizes`.
     """
 
     method: Method
@@ -58,6 +60,7 @@ class ConversionReport:
     changes: tuple[Change, ...]
     noted: tuple[str, ...]
     untouched: tuple[str, ...]
+    kept: tuple[str, ...] = ()
     form: str = ""  # what kind of model came out, where there is a choice
     recipe: object = None  # the arguments of the call, where the model can be made again from them
 
@@ -79,6 +82,8 @@ class ConversionReport:
         note = self.solution.note and f": {self.solution.note}"
         head = f"{self.graph!r}, shaped by {self.method}{note}"
         parts = [head, self._changes(), self._numbers(), self._layers()]
+        if measured := self._measured():
+            parts.append(measured)
         if self.approximate:
             parts.append("\n  ".join(["The theory only approximates:", *self.approximate]))
         if self.untouched:
@@ -92,6 +97,37 @@ class ConversionReport:
         rows = [[what, name_range(where)] for what, where in places.items()]
         changes = table(["change", "where"], rows) if rows else "Nothing was changed."
         return f"{changes}\n{self.form}".rstrip()
+
+    @cached_property
+    def measured(self) -> dict[str, PartMap]:
+        """The maps of the parts that no formula covers, by where they are."""
+        nodes = (self.graph.nodes[i] for i in sorted(self.graph.live))
+        return {n.origin: n.curve for n in nodes if isinstance(n, Measured)}
+
+    @cached_property
+    def target_error(self) -> float:
+        """The standard error of the target that comes from measured parts."""
+        return target_error(self.graph, self.solution)
+
+    def _measured(self) -> str:
+        rows = [
+            [where, f"{maps(0.0):.3f} ± {maps.error_at(0.0):.3f}", f"{maps.slope:.3f}"]
+            for where, maps in self.measured.items()
+            if maps.is_measured
+        ]
+        if not rows:
+            return ""
+        aims = {"mu0": "C_f(0)", "mu1": "C_f'(1)", "mu2": "C_f''(1)"}
+        target = next(
+            (
+                f"{n} = {self.solution.targets[k]:.4g}"
+                for k, n in aims.items()
+                if k in self.solution.targets
+            ),
+            "",
+        )
+        end = f"\n\nTheir errors leave {target} ± {self.target_error:.2g}." if target else ""
+        return table(["measured part", "C(0)", "C'(1)"], abbreviate(rows)) + end
 
     def _numbers(self) -> str:
         used = [[k, f"{v:.8g}"] for k, v in self.solution.parameters.items() if v is not None]
@@ -168,7 +204,9 @@ class Plan(Generic[T]):
                 "an error in skipless; please report the model."
             )
 
-    def report(self, changes: Sequence[Change], untouched: Sequence[str]) -> ConversionReport:
+    def report(
+        self, changes: Sequence[Change], untouched: Sequence[str], kept: Collection[str] = ()
+    ) -> ConversionReport:
         return ConversionReport(
             self.method,
             self.solution,
@@ -177,6 +215,7 @@ class Plan(Generic[T]):
             tuple(changes),
             tuple(self.reading.notes.approximate),
             tuple(untouched),
+            tuple(sorted(kept)),
         )
 
 
@@ -303,6 +342,8 @@ class _Process(Generic[T, V]):
                 return self._add(tensor, step)
             case Step(kind="gate") as step:
                 return self._scale_gate(tensor, step)
+            case Step(kind="part") as step:
+                return self._keep(tensor, step)
             case Step(kind="input") if not self.writer.reads(tensor):
                 return self.writer.input(tensor)
             case Step(kind="output"):
@@ -328,7 +369,8 @@ class _Process(Generic[T, V]):
             self._activated[step.node] = self.writer.activation(tensor, self._use(step.inputs[0]))
             solution = self.plan.solution
             name = "TReLU" if solution.is_rectifier else f"shaped {solution.activation}"
-            self._changed(f"activation replaced by {name}", tensor)
+            own = "function of its own" if step.own else "activation"
+            self._changed(f"{own} replaced by {name}", tensor)
         return self._activated[step.node]
 
     def _scale_gate(self, tensor: T, step: Step[T]) -> V:
@@ -341,6 +383,15 @@ class _Process(Generic[T, V]):
             return gate
         self._changed(f"gate kept, times {factor:.4g}", tensor)
         return self.writer.add(tensor, [(factor, gate)])
+
+    def _keep(self, tensor: T, step: Step[T]) -> V:
+        """A part that stays as it is, with the factor behind it that makes q = 1."""
+        part = self.plan.reading.graph.nodes[step.node]
+        assert isinstance(part, Measured)
+        factor = part.curve.gain**-0.5
+        how = "measured" if part.curve.is_measured else "derived"
+        self._changed(f"part kept, {how}, with a factor behind it", tensor)
+        return self.writer.add(tensor, [(factor, self.writer.copy(tensor, self._use))])
 
     def _add(self, tensor: T, step: Step[T]) -> V:
         terms = self.plan.terms(step)

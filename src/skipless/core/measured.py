@@ -1,7 +1,7 @@
 r"""The C map of a part that no formula covers: a curve, measured on pairs of inputs, with errors.
 
-Pairs x, y of q value 1 and cosine c go through the part. With sums over channels, locations and
-pairs,
+Pairs x, y of q value 1 and cosine c go through the part. With sums over channels and pairs, and a
+mean over locations,
 
 $$\hat C(c) = \frac{\sum \langle f(x), f(y) \rangle}
                    {\sqrt{\sum \|f(x)\|^2 \sum \|f(y)\|^2}}.$$
@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from scipy.interpolate import PchipInterpolator
@@ -29,6 +29,7 @@ Cosines = TypeVar("Cosines", float, Array)
 
 # Where C is measured; 1 is not, as C(1) = 1. The last two give slope and curvature at 1.
 GRID = (-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.7, 0.9, 0.98)
+_MOST_PLACES = 64  # of locations, more are taken together
 _LONGER = 1.1  # how much longer inputs are that show how q depends on that of the input
 _FEW_CHANNELS = 8  # of which vectors of exactly q = 1 are far from normal
 _NO_SIGNAL = 1e-12  # a gain below means that the part returns zeros
@@ -44,8 +45,8 @@ class PartMap:
 
     For inputs of q value 1, outputs have the q value `gain`; it changes with that of the inputs
     like its power `degree`. `slope` and `curvature` are those at 1. `spread` is the variance of a
-    sample's q value, relative to its square: what finite width does. `error` of all is zero for a
-    curve that was computed.
+    sample's q value, relative to its square: what finite width does. Errors are zero for a map that
+    was computed, as of a function that adds a constant, which has this share of the gain.
 
     >>> line = PartMap.line(2.0, 1.0)  # f(x) = 2x + 1
     >>> round(line(0.0), 9), line.gain, line.slope
@@ -65,6 +66,7 @@ class PartMap:
     gain_error: float = 0.0
     degree: float = 1.0
     spread: float = 0.0
+    constant: float | None = None
 
     @classmethod
     def line(cls, factor: float, shift: float) -> Self:
@@ -78,6 +80,7 @@ class PartMap:
             slope=1.0 - bias,
             gain=gain,
             degree=1.0 - bias,
+            constant=bias,
         )
 
     def __str__(self) -> str:
@@ -109,8 +112,17 @@ class PartMap:
         """The standard error of C(c)."""
         return float(np.interp(c, self.cosines, self.errors))
 
-    def q_map(self, q: float) -> float:
-        return self.gain * q**self.degree
+    def kernel(self, q: Any, c: Any) -> tuple[Any, Any]:
+        """The q and c value behind the part; where nothing else is known, c does not change with q.
+
+        >>> q, c = PartMap.line(1.0, 2.0).kernel(4.0, 0.5)  # 4 + 4, and (4 · 0.5 + 4) / 8
+        >>> round(q, 9), round(c, 9)
+        (8.0, 0.75)
+        """
+        if (k := self.constant) is None:
+            return self.gain * q**self.degree, self(c)
+        total = (1.0 - k) * q + k
+        return self.gain * total, ((1.0 - k) * q * c + k) / total
 
     def shifted(self, errors: float) -> PartMap:
         """The curve that lies higher by so many of its standard errors."""
@@ -141,9 +153,9 @@ class PartMap:
 class PairSums:
     """What a part makes of pairs x, y, for every pair, and for y at each cosine of `GRID`.
 
-    All are sums of products over channels and locations, divided by the count of numbers: `xx` and
-    `scaled` of shape (pairs,), `yy` and `xy` of shape (pairs, cosines). `scaled` is |f(s x)|² for
-    inputs that are longer by `factor`.
+    All are means of products over channels: `xx` and `scaled` of shape (pairs, locations), `yy` and
+    `xy` of shape (pairs, cosines, locations). `scaled` is |f(s x)|² for inputs that are longer by
+    `factor`.
     """
 
     xx: Array
@@ -180,47 +192,45 @@ def curve_of(sums: PairSums) -> PartMap:
         gain=gain,
         gain_error=float(errors[2]),
         degree=degree,
-        spread=float(np.var(sums.xx, ddof=1)) / gain**2,
+        spread=float(np.var(np.mean(sums.xx, axis=1), ddof=1)) / gain**2,
     )
 
 
 def measure_curve(
     run: Callable[[Array], Array],
     draw: Callable[[], tuple[Array, Array]],
-    samples_axis: int,
     repeats: int,
 ) -> PartMap:
-    """The curve of a part that `run` applies to batches.
+    """The maps of a part that `run` applies to batches.
 
     Args:
-        run: The part; every sample of a batch is a sample of its result.
+        run: The part; it returns an array of shape (samples, locations, channels). If a batch has
+            another number of samples there, all of it counts as one.
         draw: Two batches x and z of orthogonal samples of q value 1, freshly drawn.
-        samples_axis: Where the result has its samples.
         repeats: How many batches to draw.
     """
-    parts = [_sums(run, *draw(), samples_axis) for _ in range(repeats)]
-    together = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
-    xx, yy, xy, scaled = together
+    parts = [_sums(run, *draw()) for _ in range(repeats)]
+    xx, yy, xy, scaled = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     return curve_of(PairSums(xx, yy, xy, scaled, _LONGER))
 
 
-def _sums(
-    run: Callable[[Array], Array], x: Array, z: Array, samples_axis: int
-) -> tuple[Array, Array, Array, Array]:
-    def rows(inputs: Array) -> Array:
-        outputs = np.asarray(run(inputs), np.float64)
-        if outputs.ndim <= samples_axis or outputs.shape[samples_axis] != len(x):
-            return outputs.reshape(1, -1)  # samples that are not apart count as one
-        return np.moveaxis(outputs, samples_axis, 0).reshape(len(x), -1)
+def _sums(run: Callable[[Array], Array], x: Array, z: Array) -> tuple[Array, Array, Array, Array]:
+    at_x = np.asarray(run(x), np.float64)
+    at_y = [np.asarray(run(c * x + math.sqrt(1.0 - c * c) * z), np.float64) for c in GRID]
+    longer = np.asarray(run(_LONGER * x), np.float64)
+    together = len(at_x) != len(x)
 
-    at_x = rows(x)
-    at_y = [rows(c * x + math.sqrt(1.0 - c * c) * z) for c in GRID]
-    square: Callable[[Array], Array] = lambda a: np.mean(a * a, axis=1)
+    def product(a: Array, b: Array) -> Array:
+        p_sl = np.mean(a * b, axis=2)
+        p_sl = np.mean(p_sl, axis=0, keepdims=True) if together else p_sl
+        groups = np.array_split(p_sl, min(_MOST_PLACES, p_sl.shape[1]), axis=1)
+        return np.stack([np.mean(group, axis=1) for group in groups], axis=1)
+
     return (
-        square(at_x),
-        np.stack([square(y) for y in at_y], axis=1),
-        np.stack([np.mean(at_x * y, axis=1) for y in at_y], axis=1),
-        square(rows(_LONGER * x)),
+        product(at_x, at_x),
+        np.stack([product(y, y) for y in at_y], axis=1),
+        np.stack([product(at_x, y) for y in at_y], axis=1),
+        product(longer, longer),
     )
 
 
@@ -243,11 +253,12 @@ def orthogonal_samples(
 
 def _statistics(sums: PairSums, weights: Array) -> Array:
     """Slope and curvature at 1, gain, degree, and C on the grid, from pairs with these weights."""
-    xx, scaled = float(weights @ sums.xx), float(weights @ sums.scaled)
-    c = weights @ sums.xy / np.sqrt(xx * (weights @ sums.yy))
+    xx_l, xy_cl, yy_cl = (np.tensordot(weights, a, axes=1) for a in (sums.xx, sums.xy, sums.yy))
+    heard = xx_l > _NO_SIGNAL * np.max(xx_l)
+    c = np.mean(xy_cl[:, heard] / np.sqrt(xx_l[heard] * yy_cl[:, heard]), axis=1)
     far, near = (1.0 - c[-2:]) / (1.0 - np.array(GRID[-2:]))  # falls short of C' by C'' (1 - c) / 2
     curvature = 2.0 * (near - far) / (GRID[-1] - GRID[-2])
     slope = near + 0.5 * curvature * (1.0 - GRID[-1])
-    degree = math.log(scaled / xx) / (2.0 * math.log(sums.factor)) if scaled > 0.0 else 0.0
-    gain = xx / float(np.sum(weights))
-    return np.array([slope, curvature, gain, degree, *c])
+    xx, longer = float(np.mean(xx_l)), float(np.mean(weights @ sums.scaled))
+    degree = math.log(longer / xx) / (2.0 * math.log(sums.factor)) if longer > 0.0 else 0.0
+    return np.array([slope, curvature, xx / float(np.sum(weights)), degree, *c])

@@ -483,7 +483,7 @@ def propagate(
                 q = q_map(points[i].q)
                 point = Point(q, c_map(points[i].c, points[i].q) if q else math.nan)
             case Measured(i, curve):
-                point = Point(curve.q_map(points[i].q), curve(points[i].c))
+                point = Point(*curve.kernel(points[i].q, points[i].c))
             case Sum(inputs, weights):
                 parts = [w * w * points[i].q for w, i in zip(weights, inputs, strict=True)]
                 point = _mixture(parts, [points[i].c for i in inputs])

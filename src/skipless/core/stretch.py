@@ -8,16 +8,16 @@ operation is computed through, and one that everything behind it goes through.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from . import record as rec
 from .activations import Array
 from .axes import Axes
 from .graph import Graph, Measured
-from .measured import PartMap
+from .measured import NoSignalError, PartMap
 from .record import NotDerivedError, Recorded, UnsupportedModelError
 
 T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
@@ -183,7 +183,11 @@ class Measurable(Generic[T]):
     after: Axes
 
 
-Measure = Callable[[Measurable[T]], tuple[PartMap, bool]]
+class Measure(Protocol[T]):
+    """Measures parts, one after another: the maps of each, and whether it has weights."""
+
+    def begin(self) -> None: ...
+    def __call__(self, part: Measurable[T], /) -> tuple[PartMap, bool]: ...
 
 
 def measure_parts(
@@ -193,11 +197,25 @@ def measure_parts(
     axes: Mapping[T, Axes],
     measure: Measure[T],
 ) -> Graph:
-    """`graph` with the maps of its parts, whose results are at `nodes`."""
+    """`graph` with the maps of its parts, whose results are at `nodes`.
+
+    A part that is silent, such as a branch that starts at zero, needs what reads it.
+    """
     found = list(graph.nodes)
+    measure.begin()
     for tensor, index in nodes.items():
         part, node = record.operations[tensor], found[index]
-        if isinstance(part, rec.Part) and isinstance(node, Measured):
+        if not isinstance(part, rec.Part) or not isinstance(node, Measured):
+            continue
+        try:
             maps, mixes = measure(Measurable(part, tensor, axes[part.sources[0]], axes[tensor]))
-            found[index] = replace(node, curve=maps, mixes=mixes)
+        except NoSignalError as silence:
+            readers = [t for t, o in record.operations.items() if tensor in o.sources]
+            if not readers:
+                raise UnsupportedModelError(
+                    f"{record.origin(tensor)} {silence} on random inputs, so that it has no C map. "
+                    f"{part.reason} If it starts silent, initialise it otherwise."
+                ) from None
+            raise NotDerivedError(part.reason, [tensor, *readers]) from None
+        found[index] = replace(node, curve=maps, mixes=mixes)
     return Graph(found)

@@ -187,7 +187,9 @@ class _ArrayMaps:
 
     def _behind_part(self, curve: PartMap, q: Array, c: Array, noise: Noise) -> _Expected:
         """Behind a measured part, whose curve has errors, too, that more draws do not average."""
-        found = _Expected.of(curve.gain * q**curve.degree, curve(c), noise)
+        new_q, _ = curve.kernel(q, np.zeros(()))
+        _, new_c = curve.kernel(np.sqrt(np.prod(q, axis=-1)), c)
+        found = _Expected.of(new_q, new_c, noise)
         gain_error = len(q) * (curve.gain_error / curve.gain) ** 2
         error = _MOST_ERRORS * curve.error_at(float(np.nanmean(c)))
         return found._replace(q_variance=found.q_variance + gain_error, c_error=error)

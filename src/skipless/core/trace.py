@@ -17,21 +17,20 @@ duelling Q-network: the signal has left the network, which ends before it.
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Generic, Literal, TypeVar, assert_never
+from typing import Generic, TypeVar, assert_never
 
 import numpy as np
 
 from . import record as rec
-from .activations import Activation, Array
+from .activations import Array
 from .axes import Axes, find_axes, follow_axes, unreadable_moves
 from .ends import find_ends
 from .gates import Gates, are_independent, find_gates, pooled_gate, recognise_gate
 from .graph import Fixed, Graph, GraphBuilder
 from .measured import PartMap
-from .network import Size
+from .reading import Kind, Notes, Reading, Step, find_sizes
 from .recognise import PROBE, ScaledActivation, recognise
 from .record import NotDerivedError, Recorded, UnsupportedModelError
 from .stretch import Measure, Shortened, measure_parts
@@ -39,11 +38,6 @@ from .stretch import Measure, Shortened, measure_parts
 __all__ = ["Axes", "Notes", "Reading", "Step", "UnsupportedModelError", "read"]
 
 T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
-R = TypeVar("R")
-Kind = Literal[
-    "input", "affine", "norm", "move", "concat", "sum", "product", "activation", "gate", "scale",
-    "part", "output",
-]  # fmt: skip
 # Activations that give outputs their range, if they end a network and occur nowhere else in it.
 _RANGES = {
     "sigmoid", "tanh", "softplus", "log_sigmoid", "hard_sigmoid", "hard_tanh", "softsign"
@@ -51,62 +45,6 @@ _RANGES = {
 _FORMS = {"exp", "clamp", "clamp_min", "clamp_max", "clip"}  # no activations, but of outputs
 _STRAIGHT = 1e-6  # relative, up to which a function counts as a line
 FEW = 16  # with fewer channels in a group, weighted sums of them are not normal
-
-
-@dataclass(frozen=True)
-class Step(Generic[T]):
-    """What a tensor is to the graph: an operation of this kind on `inputs`.
-
-    It is `scale` times what the graph has at `node`. The input of an activation is the tensor that
-    the whole function is applied to; `phi` is known if it was recognised by its values. An "output"
-    is what is computed after the network, from its results.
-    """
-
-    kind: Kind
-    node: int
-    inputs: tuple[T, ...] = ()
-    scale: float = 1.0
-    phi: Activation | None = None
-
-
-@dataclass(frozen=True)
-class Notes:
-    """What the graph does not show: normalisation layers, and where it only approximates."""
-
-    norms: list[str] = field(default_factory=list[str])
-    approximate: list[str] = field(default_factory=list[str])
-    measured: list[str] = field(default_factory=list[str])
-
-
-@dataclass(frozen=True)
-class Reading(Generic[T]):
-    """The graph of a recorded network, and how it lies in the record.
-
-    `steps` has the tensors that nodes stand for, not those inside an activation; `axes` has all.
-    `sizes` has the channels of nodes, where they are known.
-    """
-
-    graph: Graph
-    notes: Notes
-    steps: Mapping[T, Step[T]]
-    axes: Mapping[T, Axes]
-    sizes: Mapping[int, Size]
-    outputs: Sequence[T]
-
-    def tensors(self) -> dict[int, tuple[T, float]]:
-        """For nodes of the graph, a recorded tensor and the factor by which it is larger."""
-        found: dict[int, tuple[T, float]] = {}
-        for tensor, step in self.steps.items():
-            if step.kind in ("input", "affine"):  # the last one: prepared, or with its bias
-                found[step.node] = (tensor, 1.0)
-            elif step.kind not in ("move", "output"):
-                found.setdefault(step.node, (tensor, step.scale))
-        return found
-
-    @property
-    def activations(self) -> dict[T, str]:
-        """The names of the activations that were recognised."""
-        return {t: step.phi.name for t, step in self.steps.items() if step.phi is not None}
 
 
 def read(record: Recorded[T], measure: Measure[T] | None = None) -> Reading[T]:
@@ -123,16 +61,19 @@ def read(record: Recorded[T], measure: Measure[T] | None = None) -> Reading[T]:
         reader = _Reader(known, find_gates(known, roles), strict=measure is None)
         graph = reader.read(beyond, ends)
         new = reader.failures or unreadable_moves(known, roles, beyond)
+        axes = find_axes(known, roles)
+        if not new and measure is not None:
+            nodes = {t: step.node for t, step in reader.steps.items() if step.kind == "part"}
+            try:
+                graph = measure_parts(graph, known, nodes, axes, measure)
+            except NotDerivedError as failure:
+                new = [failure]
         if not new:
             break
         if measure is None:
             raise UnsupportedModelError(str(new[0]))
         failures += new
-    axes = find_axes(known, roles)
-    if measure is not None:
-        nodes = {t: step.node for t, step in reader.steps.items() if step.kind == "part"}
-        graph = measure_parts(graph, known, nodes, axes, measure)
-    sizes = _find_sizes(known, reader.steps, axes)
+    sizes = find_sizes(known, reader.steps, axes)
     return Reading(graph, reader.notes, reader.steps, axes, sizes, record.outputs)
 
 
@@ -156,6 +97,7 @@ class _Reader(Generic[T]):
     def __init__(self, record: Recorded[T], gates: Gates, strict: bool) -> None:
         self.record, self._gates, self._strict = record, gates, strict
         self.failures: list[NotDerivedError] = []
+        self._ends: list[int] = []
         self.notes = Notes()
         self.steps: dict[T, Step[T]] = {}
         self._builder = GraphBuilder()
@@ -167,16 +109,17 @@ class _Reader(Generic[T]):
         self._nonlinearities: dict[tuple[T, object], int] = {}
         self._narrow: set[int] = set()  # layers of few channels
         self._weights: dict[int, Hashable] = {}  # of layers
-        self.own: set[T] = set()  # activations that are none of the known
 
     def read(self, beyond: Collection[T], ends: Sequence[T]) -> Graph:
         """The graph up to the tensors `ends`, without what is computed `beyond` them."""
         start = self.record.input
         self._set(start, "input", self._builder.input(origin=self.record.origin(start)))
-        for tensor, operation in self.record.operations.items():
+        for tensor in self.record.operations:
             if tensor not in beyond:
-                self._try(partial(self._read, tensor, operation))
-        last, *others = [self._try(partial(self._end, end)) for end in ends]
+                self._try(self._read, tensor)
+        for end in ends:
+            self._try(self._end, end)
+        last, *others = self._ends
         if others:  # side by side, each with the same share
             last = self._builder.concat([last, *others], [1.0] * len(ends))
         if last != len(self._builder.nodes) - 1:  # dead ends come after the output: close it off
@@ -185,19 +128,21 @@ class _Reader(Generic[T]):
             self.steps[tensor] = Step("output", last, tuple(self._sources(tensor)))
         return self._builder.build()
 
-    def _try(self, step: Callable[[], R]) -> R:
-        """Do `step`; what fails counts as done, so that all failures are found at once."""
+    def _try(self, step: Callable[[T], None], tensor: T) -> None:
+        """Do `step` with `tensor`; what fails counts as done, so that all failures are found."""
         while True:
             try:
-                return step()
+                return step(tensor)
             except NotDerivedError as failure:
                 if self._strict:
                     raise UnsupportedModelError(str(failure)) from None
                 self.failures.append(failure)
-                self._set(failure.tensors[-1], "part", self._builder.affine(0))
+                self._set(failed := failure.tensors[-1], "part", self._builder.affine(0))
+                if step == self._read and failed == tensor:
+                    return None
 
-    def _end(self, end: T) -> int:
-        return self._at(self._before_range(end))
+    def _end(self, end: T) -> None:
+        self._ends.append(self._at(self._before_range(end)))
 
     def _before_range(self, end: T) -> T:
         """What the function that gives outputs their range reads, or `end` if there is none.
@@ -224,8 +169,8 @@ class _Reader(Generic[T]):
         self.steps[end] = Step("output", value.node, (value.base,))
         return value.base
 
-    def _read(self, tensor: T, operation: rec.Operation[T]) -> None:
-        match operation:
+    def _read(self, tensor: T) -> None:
+        match operation := self.record.operations[tensor]:
             case rec.Layer():
                 self._layer(tensor, operation)
             case rec.Bias(sources=(source,)):
@@ -260,8 +205,8 @@ class _Reader(Generic[T]):
                     if sources
                     else UnsupportedModelError(message)
                 )
-            case rec.Part(sources=(source,), reason=reason):
-                self._part(tensor, source, PartMap.line(1.0, 0.0), reason)
+            case rec.Part(sources=(source,)):
+                self._part(tensor, source, PartMap.line(1.0, 0.0))
             case _:
                 assert_never(operation)
 
@@ -455,24 +400,22 @@ class _Reader(Generic[T]):
     def _own_function(self, tensor: T, value: _Value[T]) -> int:
         """The node for a function that is none of the known: an activation, or a shift."""
         assert value.values is not None
-        if not np.all(np.isfinite(value.values)):
+        if not np.all(np.isfinite(value.values)) or not np.any(value.values):
             raise self._unknown_function(tensor, None)
         factor, shift = np.polyfit(PROBE, value.values, 1)
         off = np.max(np.abs(factor * PROBE + shift - value.values))
         if off <= _STRAIGHT * np.max(np.abs(value.values)):
-            return self._part(tensor, value.base, PartMap.line(float(factor), float(shift)), "")
+            return self._part(tensor, value.base, PartMap.line(float(factor), float(shift)))
         node = self._activate(tensor, (value.base, tuple(value.values)), value.node)
         self._set(tensor, "activation", node, (value.base,))
-        self.own.add(tensor)
+        self.steps[tensor] = replace(self.steps[tensor], own=True)
         return node
 
-    def _part(self, tensor: T, source: T, maps: PartMap, reason: str) -> int:
+    def _part(self, tensor: T, source: T, maps: PartMap) -> int:
         node = self._builder.measured(
             self._at(source, tensor), maps, origin=self.record.origin(tensor)
         )
         self._set(tensor, "part", node, (source,))
-        if reason:
-            self.notes.measured.append(reason)
         return node
 
     def _activate(self, tensor: T, key: tuple[T, object], node: int) -> int:
@@ -575,25 +518,3 @@ class _Reader(Generic[T]):
         while self._readers[tensor] < 2 and self.steps[tensor].kind in ("move", "norm"):
             (tensor,) = self.steps[tensor].inputs
         return self._readers[tensor] > 1
-
-
-def _find_sizes(
-    record: Recorded[T], steps: Mapping[T, Step[T]], axes: Mapping[T, Axes]
-) -> dict[int, Size]:
-    """How many channels the nodes have, and how many numbers each output of a layer reads."""
-
-    def channels(tensor: T) -> int | None:
-        shape = record.shape(tensor)
-        found = [shape[axis] for axis in axes[tensor].channels if axis < len(shape)]
-        return None if None in found else math.prod(size for size in found if size is not None)
-
-    sizes: dict[int, Size] = {}
-    for tensor, step in steps.items():
-        if step.kind == "move" or step.node in sizes or not (count := channels(tensor)):
-            continue
-        fan_in = channels(step.inputs[0]) if step.kind == "affine" else None
-        layer = record.operations.get(tensor)
-        own = layer.channels if isinstance(layer, rec.Layer) else None
-        groups = fan_in // own if fan_in and own else 1
-        sizes[step.node] = Size(count, (fan_in or 1) // groups, groups)
-    return sizes

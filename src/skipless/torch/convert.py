@@ -7,7 +7,7 @@ without normalisation.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from skipless.core import trace as core
 from skipless.core.activations import Activation
-from skipless.core.arguments import require_function
+from skipless.core.arguments import require_flag, require_function
 from skipless.core.convert import Change, ConversionReport, Plan, Writer, plan, write
 from skipless.core.solution import TAT, Method
 from skipless.core.summary import name_range
@@ -26,6 +26,7 @@ from . import operations as ops
 from .activations import ShapedActivation
 from .init import initialize_, require_parameters
 from .normalize import PerLocationNormalization
+from .parts import Known, Parts
 from .replay import Replayed, replay, same_function
 from .surgery import Flat, Signature, operate, signatures
 from .trace import (
@@ -83,6 +84,7 @@ def convert(
     shortcut_weight: float | None = None,
     function: Callable[[torch.Tensor], torch.Tensor] | None = None,
     clamp: bool = False,
+    strict: bool = False,
     generator: torch.Generator | None = None,
 ) -> ConvertedModel:
     r"""A new model like `model`, shaped by `method`; its `skipless_report` says what was done.
@@ -94,6 +96,8 @@ def convert(
       ResNets, the shortcut starts before the activation of the block before it, as in
       pre-activation (v2) ones: the theory asks for that (`core.rescale`).
     - Weights and biases are re-initialised, as `initialize_` does.
+    - A part that no formula covers, such as attention or a recurrent cell, stays as it is, with the
+      weights that it has. Its C map is measured, and a factor behind it makes q = 1.
     - What is computed after the network stays: probabilities, a sigmoid or tanh that occurs only
       there, the sums of a duelling Q-network.
 
@@ -114,6 +118,7 @@ def convert(
             their proportions.
         function: φ in tensors, if `activation` is an `Activation` of your own.
         clamp: Whether to take the nearest target, with a warning, if it is out of reach.
+        strict: Whether to refuse parts that no formula covers, instead of measuring them.
         generator: The source of the new weights.
 
     >>> blocks = [m for _ in range(20) for m in (nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU())]
@@ -124,7 +129,7 @@ def convert(
     require_example(model, example)
     layout = Layout(tuple(example.shape), str(example.dtype).removeprefix("torch."))
     recipe = Recipe(layout, method, activation, shortcut_weight, clamp)
-    return shape(model, example, recipe, function, generator=generator)
+    return shape(model, example, recipe, function, strict=strict, generator=generator)
 
 
 @dataclass(frozen=True)
@@ -152,33 +157,42 @@ def shape(
     recipe: Recipe,
     function: Callable[[torch.Tensor], torch.Tensor] | None = None,
     *,
+    strict: bool = False,
     draw: bool = True,
     generator: torch.Generator | None = None,
 ) -> ConvertedModel:
     """The converted model; without `draw`, its weights are still those of `model`."""
     require_function("function", function)
+    require_flag("strict", strict)
     choices = recipe.method, recipe.activation, recipe.shortcut_weight, recipe.clamp
     solve = lambda reading: plan(reading, *choices)
-    written = _write(model, example, solve, function)
+    written = _write(model, example, solve, function, strict=strict)
     if (own := _in_own_class(written, example)) is None:
         if not sizes_are_open(written.model, written.reading.program):
-            written = _write(model, example, solve, function, dynamic=True)
+            written = _write(model, example, solve, function, strict=strict, dynamic=True)
         graph = written.flat.module
         own = graph, replay(graph, (example,)), _WRITTEN_OUT
     converted, record, form = own
-    written.plan.require_same_maps(_read_again(converted, example, record).graph)
-    require_parameters(written.flat.module)
-    solution, untouched = written.plan.solution, list[str]()
+    parts = written.reading.parts
+    written.plan.require_same_maps(_read_again(converted, example, record, parts.found).graph)
+    require_parameters(written.flat.module, written.inside)
+    solution, untouched, kept = written.plan.solution, list[str](), parts.parameters
     if draw:
-        w, b = solution.sigma_w, solution.sigma_b
-        untouched = initialize_(written.flat.module, sigma_w=w, sigma_b=b, generator=generator)
+        untouched = initialize_(
+            written.flat.module,
+            sigma_w=solution.sigma_w,
+            sigma_b=solution.sigma_b,
+            generator=generator,
+            keep=kept,
+        )
     # What does not run on the example, such as a head for training, is in no record.
     known = {id(parameter) for parameter in written.flat.module.parameters()}
     untouched += [name for name, p in converted.named_parameters() if id(p) not in known]
-    report = written.plan.report(written.changes, untouched)
+    report = written.plan.report(written.changes, untouched, kept)
     result: Any = converted
-    known_by_name = recipe if function is None else None
-    result.skipless_report = replace(report, form=form, recipe=known_by_name)
+    # Measured again, with other weights, its parts would have other factors behind them.
+    again = recipe if function is None and not parts.found else None
+    result.skipless_report = replace(report, form=form, recipe=again)
     return result
 
 
@@ -195,6 +209,7 @@ class _Written:
     flat: Flat
     changes: Sequence[Change]
     known: Mapping[str, Signature]
+    inside: Collection[str]  # names of operations of parts that stay as they are
 
 
 def _write(
@@ -203,11 +218,12 @@ def _write(
     solve: Callable[[Reading], Plan[fx.Node]],
     function: Callable[[torch.Tensor], torch.Tensor] | None,
     *,
+    strict: bool,
     dynamic: bool = False,
 ) -> _Written:
     copied = _deepcopy(with_weights(model, example))
     with signatures(copied) as known:
-        reading = read(copied, example, dynamic=dynamic)
+        reading = read(copied, example, dynamic=dynamic, strict=strict)
     planned = solve(reading)
     shaped = lambda: ShapedActivation.from_solution(planned.solution, function).to(example.device)
     writer = _GraphWriter(copied, reading, shaped)
@@ -218,7 +234,7 @@ def _write(
     graph.recompile()
     graph.train(model.training)
     flat = Flat(graph, writer.homes, writer.copies, writer.values)
-    return _Written(copied, planned, reading, flat, changes, known)
+    return _Written(copied, planned, reading, flat, changes, known, writer.inside)
 
 
 def _in_own_class(
@@ -237,12 +253,20 @@ def _in_own_class(
     return model, record, form
 
 
-def _read_again(model: nn.Module, example: torch.Tensor, record: Replayed) -> core.Reading[fx.Node]:
+def _read_again(
+    model: nn.Module, example: torch.Tensor, record: Replayed, known: Known
+) -> core.Reading[fx.Node]:
     """The graph of a converted model, from a record of what its code does."""
+    program: Any = record
     try:
-        return core.read(Description(model, record))  # pyright: ignore[reportArgumentType]
+        description = Description(model, program)
+        parts = Parts(program, description.inputs, known, measures=False)
+        found = core.read(description, parts if known else None)
+        if len(parts.found) == len(known):
+            return found
     except UnsupportedModelError:  # some composite operations are known only as a whole
-        return read(model, example)
+        pass
+    return read(model, example, known=known)
 
 
 class _GraphWriter(Writer[fx.Node, fx.Node]):
@@ -263,6 +287,7 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
         self.copies: set[fx.Node] = set()
         self.values: dict[fx.Node, fx.Node] = {}
         self.parts: dict[str, nn.Module | torch.Tensor] = {}
+        self.inside: set[str] = set()
         self._normalised: dict[str, fx.Node] = {}
         self._activation_names: dict[str, str] = {}
 
@@ -302,8 +327,10 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
             self.parts[name] = self.state[name]
             return self.new.get_attr(name)
         step, (path, call) = self.reading.steps.get(tensor), ops.called_module(tensor)
+        name = ops.plain_operation(tensor)
         if step is None:
-            return self._function(tensor, use)
+            drops = name in _DROPOUTS and tensor in self.reading.parts.inside
+            return self._dropout(tensor, use) if drops else self._function(tensor, use)
         inputs, module = [use(i) for i in step.inputs[:1]], self.modules.get(path)
         if isinstance(module, PerLocationNormalization):  # one call for all that it computes
             if call not in self._normalised:
@@ -314,13 +341,18 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
             if isinstance(layer, nn.modules.dropout._DropoutNd):
                 layer.inplace = False  # what it would overwrite may have other readers now
             return self._call(own, layer, inputs)
-        name = ops.plain_operation(tensor)
         if step.kind == "move" and name in _DROPOUTS:
-            # As a function, it would not know training from evaluation.
-            rate = tensor.args[1]
-            assert isinstance(rate, float | int)
-            return self._call(self._free(path, name), _DROPOUTS[name](rate), inputs)
+            return self._dropout(tensor, use)
         return self._function(tensor, use)
+
+    def _dropout(self, tensor: fx.Node, use: Callable[[fx.Node], fx.Node]) -> fx.Node:
+        """A module, for a function would not know training from evaluation."""
+        name, rate = ops.plain_operation(tensor), tensor.args[1]
+        assert isinstance(rate, float | int)
+        source = tensor.all_input_nodes[0]
+        given = use(self.reading.inputs.get(tensor, {}).get(source, source))
+        path, _ = ops.called_module(tensor)
+        return self._call(self._free(path, name), _DROPOUTS[name](rate), [given])
 
     def activation(self, tensor: fx.Node, x: fx.Node) -> fx.Node:
         """A call of the module that was only an activation, or of a new one inside of it."""
@@ -391,6 +423,8 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
         copied = self.new.call_function(ops.out_of_place(node), arguments, keywords)
         kept = ("nn_module_stack", "stack_trace")
         copied.meta = {key: value for key, value in node.meta.items() if key in kept}
+        if node in self.reading.parts.inside:
+            self.inside.add(copied.name)
         return copied
 
     def _free(self, path: str, name: str) -> str:

@@ -11,7 +11,7 @@ in float32, or float64 for weights of that type, on the device of the `generator
 
 import math
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -132,6 +132,7 @@ def initialize_(
     distribution: Distribution = "orthogonal",
     delta: bool = True,
     generator: torch.Generator | None = None,
+    keep: Collection[str] = (),
 ) -> list[str]:
     r"""Names of the parameters left as they were, after drawing all others in place.
 
@@ -139,7 +140,8 @@ def initialize_(
     $\mathcal N(0, \sigma_b^2)$; of a `torch.fx.GraphModule` also layers that are functions of
     parameters. Normalisation layers are reset. A parameter that several layers share is drawn once,
     as that of the first. All else, such as embeddings, attention's packed projections or the slope
-    of `nn.PReLU`, is left alone. Models with lazy, meta or reparametrised weights are refused.
+    of `nn.PReLU`, is left alone, and so is what measured parts of a converted model read. Models
+    with lazy, meta or reparametrised weights are refused.
 
     Args:
         model: The network, which is changed.
@@ -150,6 +152,7 @@ def initialize_(
             kept on average where the kernel covers locations of q value 1 and no padding, and c
             values follow no local map.
         generator: The source of randomness.
+        keep: Names of further parameters to leave alone.
 
     >>> initialize_(nn.Sequential(nn.Conv2d(3, 8, 3), nn.PReLU(), nn.Flatten(), nn.Linear(32, 2)))
     ['1.weight']
@@ -162,18 +165,23 @@ def initialize_(
     _require_plain_parameters(model)
     sampler = _Sampler(distribution, sigma_w, generator)
     drawn: set[int] = set()
+    keep = {*keep, *kept_parameters(model)}
+    named = model.named_parameters(remove_duplicate=False)
+    kept = {id(parameter) for name, parameter in named if name in keep}
 
     def draw_layer_(
         weight: Tensor, bias: Tensor | None, groups: int, strides: Sequence[int], right: bool
     ) -> None:
-        if id(weight) not in drawn:
+        if id(weight) not in drawn | kept:
             sampler.draw_(weight.mT if right else weight, groups, strides, delta=delta)
-        if bias is not None and id(bias) not in drawn:
+        if bias is not None and id(bias) not in drawn | kept:
             flat = bias.detach()
             flat.copy_(sigma_b * sampler.normal(flat.shape, flat)) if sigma_b else flat.zero_()
         drawn.update((id(weight), id(bias)))
 
     for module in model.modules():
+        if not kept.isdisjoint(map(id, module.parameters(recurse=False))):
+            continue
         if isinstance(module, _Normalisation):
             module.reset_parameters()
         elif isinstance(module, _Affine):
@@ -186,7 +194,13 @@ def initialize_(
     for _, weight, bias, groups, strides, right in _called_layers(model):
         if weight is not None:
             draw_layer_(weight, bias, groups, strides, right)
-    return [name for name, parameter in model.named_parameters() if id(parameter) not in drawn]
+    left = ((name, id(parameter)) for name, parameter in model.named_parameters())
+    return [name for name, number in left if number not in drawn or number in kept]
+
+
+def kept_parameters(model: nn.Module) -> Collection[str]:
+    """The names of what the measured parts of a converted model read."""
+    return getattr(getattr(model, "skipless_report", None), "kept", ())
 
 
 @dataclass(frozen=True)
@@ -346,10 +360,13 @@ def _called_layers(model: nn.Module) -> Iterator[_CalledLayer]:
         yield _CalledLayer(node, weight, bias, given.get("groups", 1), strides, right)
 
 
-def require_parameters(model: fx.GraphModule) -> None:
-    """Raise if a layer that `model` writes as a function has a weight that cannot be drawn."""
+def require_parameters(model: fx.GraphModule, kept: Collection[str]) -> None:
+    """Raise if a layer that `model` writes as a function has a weight that cannot be drawn.
+
+    The nodes named in `kept` are inside of parts that stay as they are.
+    """
     for layer in _called_layers(model):
-        if layer.weight is None:
+        if layer.weight is None and layer.node.name not in kept:
             raise UnsupportedModelError(
                 f"{origin(layer.node)} computes {operation(layer.node)} with something that is no "
                 "parameter of the model, so that it cannot be drawn. Remove weight normalisation "

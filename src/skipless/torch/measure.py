@@ -23,6 +23,7 @@ from skipless._deprecated import renamed_arguments
 from skipless.core import measure as core
 from skipless.core.activations import Array
 from skipless.core.arguments import require_function
+from skipless.core.axes import Axes
 from skipless.core.measure import TOLERANCE, Check, Kernels, Measurement, Probe
 from skipless.core.solution import Solution
 
@@ -39,6 +40,7 @@ class Replay:
     def __init__(self, model: nn.Module, example: Tensor, solution: Solution | None = None) -> None:
         reading = read(model, example)
         self.graph, self.sizes = reading.graph, reading.sizes
+        self.kept = reading.parts.parameters
         self._program, self._example = reading.program, example
         self._tensors = reading.tensors()
         self.begin = core.first_node_of_pairs(self.graph, self.sizes)
@@ -46,7 +48,7 @@ class Replay:
         self.start_shape = tuple(self._start.meta["val"].shape[1:])
         self.channel_axis = reading.axes[self._start].channels[0] - 1
         self.rounding = torch.finfo(example.dtype).eps
-        self._channels = {t: reading.axes[t].channels for t, _ in self._tensors.values()}
+        self._axes = {t: reading.axes[t] for t, _ in self._tensors.values()}
         self._probe = core.Probe(reading, solution)
 
     def __call__(self, start: np.ndarray, weights: None) -> Kernels:
@@ -58,7 +60,7 @@ class Replay:
 
         A `start` replaces what the model makes of the `inputs` up to there.
         """
-        observer = _Observer(self._program, self._channels, len(inputs), self._probe)
+        observer = _Observer(self._program, self._axes, len(inputs), self._probe)
         if start is not None:
             observer.given[self._start] = start
         state = {**self._program.state_dict, **self._program.constants}
@@ -78,12 +80,12 @@ class _Observer(fx.Interpreter):
     def __init__(
         self,
         program: ExportedProgram,
-        channels: Mapping[fx.Node, tuple[int, ...]],
+        axes: Mapping[fx.Node, Axes],
         batch_size: int,
         probe: Probe[fx.Node],
     ) -> None:
         super().__init__(program.graph_module)
-        self.channels, self.batch_size, self.probe = channels, batch_size, probe
+        self.axes, self.batch_size, self.probe = axes, batch_size, probe
         self.given: dict[fx.Node, Tensor] = {}
         self.seen: dict[fx.Node, tuple[Array, Array]] = {}
 
@@ -91,8 +93,8 @@ class _Observer(fx.Interpreter):
         result = super().run_node(n)
         if n in self.given:
             result = self.given[n].clone()
-        if n in self.channels:
-            q, c = _kernel(result, self.channels[n], self.batch_size)
+        if n in self.axes:
+            q, c = _kernel(result, self.axes[n], self.batch_size)
             self.seen[n] = (q.double().cpu().numpy(), c.double().cpu().numpy())
         if isinstance(result, Tensor):
             self.probe.see(n, lambda: result.double().cpu().numpy())
@@ -111,8 +113,12 @@ class _Observer(fx.Interpreter):
             self.env[place] = source
 
 
-def _kernel(x: Tensor, channels: tuple[int, ...], batch_size: int) -> tuple[Tensor, Tensor]:
+def _kernel(x: Tensor, axes: Axes, batch_size: int) -> tuple[Tensor, Tensor]:
     """Q of both samples of each pair and their c, averaged over locations; c where none is zero."""
+    channels, samples = axes.channels, axes.samples
+    if samples not in channels and x.shape[samples] == batch_size:
+        x = x.movedim(samples, 0)
+        channels = tuple(axis + (axis < samples) for axis in channels)
     if x.shape[0] != batch_size:  # locations were made samples: linear layers take it so
         x, channels = x.unflatten(0, (batch_size, -1)), tuple(axis + 1 for axis in channels)
     if x.dim() == 1:
@@ -154,10 +160,12 @@ def measure(
     require_function("draw", draw)
     core.require_batch_of_pairs(tuple(inputs.shape))
     network = model if seeds is None else copy.deepcopy(model)
+    own = draw is None
     draw = draw or partial(initialize_, **core.sigmas(core.known_solution(model)))
     modes = {module: module.training for module in network.modules()}
     try:
         replay = Replay(network.eval(), inputs)
+        draw = partial(draw, keep=replay.kept) if own else draw
         q, c, *_ = core.stack([replay.run(inputs) for _ in _draws(network, seeds, draw)])
     finally:
         for module, mode in modes.items():
@@ -212,7 +220,8 @@ def check(
     draw = partial(initialize_, distribution=distribution, **core.sigmas(solution))
     network = copy.deepcopy(model).eval()
     batch = example[:1].expand(samples, *example.shape[1:]).clone()
-    draws, replay = _draws(network, seeds, draw), Replay(network, batch, solution)
+    replay = Replay(network, batch, solution)
+    draws = _draws(network, seeds, partial(draw, keep=replay.kept))
     return core.check(replay, solution, draws, cosines, pairs, tolerance, distribution)
 
 

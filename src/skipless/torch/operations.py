@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 
 from skipless.core.record import AxisMap
+
+# Which tensor each argument of an operation was at the time: later ones may overwrite it.
+Inputs = Mapping[fx.Node, Mapping[fx.Node, fx.Node]]
 
 AFFINE = {
     "linear", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d",
@@ -31,6 +34,7 @@ APPROXIMATE_MOVES = {
     "adaptive_max_pool3d", "upsample_bilinear2d", "upsample_linear1d", "upsample_bicubic2d",
     "max", "amax",
 }  # fmt: skip
+DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 CONCATENATIONS = {"cat", "concat", "concatenate"}
 NORMS = {"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"}
 POINTWISE = {
@@ -167,19 +171,19 @@ def part(move: fx.Node, source: fx.Node) -> tuple[int, int, int] | None:
     name, shape = operation(move), sizes(source)
     if name == "getitem" and operation(source) in _CUTS:
         axis = argument(source, 2, "dim", 0) % len(shape)
-        widths = [_number(piece.shape[axis]) for piece in source.meta["val"]]
+        widths = [number(piece.shape[axis]) for piece in source.meta["val"]]
         place = move.args[1]
         assert isinstance(place, int)
         place %= len(widths)
         return axis, sum(widths[:place]), sum(widths[: place + 1])
     if name == "select":
         axis = argument(move, 1, "dim", 0) % len(shape)
-        start = _number(argument(move, 2, "index", 0)) % shape[axis]
+        start = number(argument(move, 2, "index", 0)) % shape[axis]
         return axis, start, start + 1
     if name not in ("slice", "narrow") or argument(move, 4, "step", 1) != 1:
         return None
     axis = argument(move, 1, "dim", 0) % len(shape)
-    start = _number(argument(move, 2, "start") or 0) % shape[axis]
+    start = number(argument(move, 2, "start") or 0) % shape[axis]
     return axis, start, start + sizes(move)[axis]
 
 
@@ -192,7 +196,7 @@ def _pooled(move: fx.Node, before: Sequence[int]) -> list[int]:
     locations = range(len(before) - int(pool[2]), len(before))
     if pool[1]:
         return [axis for axis in locations if sizes(move)[axis] != before[axis]]
-    windows = [_number(size) for size in argument(move, 1, "kernel_size", [1])]
+    windows = [number(size) for size in argument(move, 1, "kernel_size", [1])]
     every = windows * len(locations) if len(windows) == 1 else windows
     return [axis for axis, size in zip(locations, every, strict=True) if size != 1]
 
@@ -203,7 +207,7 @@ def averages_zeros(move: fx.Node) -> bool:
         move, 5, "count_include_pad", True
     ):
         return False
-    return any(_number(size) for size in argument(move, 3, "padding") or ())
+    return any(number(size) for size in argument(move, 3, "padding") or ())
 
 
 def _padded(move: fx.Node, rank: int) -> list[int]:
@@ -213,7 +217,7 @@ def _padded(move: fx.Node, rank: int) -> list[int]:
     if name == "pad" and argument(move, 2, "mode", "constant") != "constant":
         return []
     amounts = argument(move, 1, "pad", [])  # from the last axis on, two for each
-    return [rank - 1 - place // 2 for place, more in enumerate(amounts) if _number(more) > 0]
+    return [rank - 1 - place // 2 for place, more in enumerate(amounts) if number(more) > 0]
 
 
 def _reduced(move: fx.Node, before: Sequence[int]) -> list[int]:
@@ -228,13 +232,18 @@ def sizes(tensor: fx.Node) -> tuple[int, ...]:
     """The shape of a recorded tensor, or of the first one of several, as in the example."""
     value = tensor.meta["val"]
     shape = (value[0] if isinstance(value, list | tuple) else value).shape
-    return tuple(map(_number, shape))
+    return tuple(map(number, shape))
 
 
-def _number(value: Any) -> int:
-    """A size, which may be computed or left open, as in the example."""
+def number(value: Any) -> Any:
+    """A size, or another number, which may be computed or left open, as in the example."""
     known = value.meta["val"] if isinstance(value, fx.Node) else value
-    return known if isinstance(known, int) else known.node.hint
+    return known.node.hint if isinstance(known, torch.SymInt | torch.SymFloat) else known
+
+
+def is_tensor(node: fx.Node) -> bool:
+    """Whether a node is a tensor, and not several, or a size."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def argument(node: fx.Node, place: int, name: str, default: object = None) -> Any:
@@ -300,6 +309,8 @@ class Memory:
         return next((user for other in others for user in other.users if user > node), None)
 
 
+# PyTorch's own modules that make tensors of the size of the batch, or view them in that size.
+WITH_SIZES = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 STOCK_LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)

@@ -27,6 +27,7 @@ from . import operations as ops
 from .activations import ShapedActivation
 from .normalize import PerLocationNormalization
 from .operations import Memory, called_module, operation, origin, plain_operation, sizes
+from .parts import Known, Parts
 
 _ARITHMETIC = ("add", "sub", "mul", "div")
 
@@ -39,36 +40,49 @@ class Reading(core.Reading[fx.Node]):
     """
 
     program: ExportedProgram
-    inputs: Mapping[fx.Node, Mapping[fx.Node, fx.Node]]
+    inputs: ops.Inputs
+    parts: Parts
 
 
-def trace(model: nn.Module, example: torch.Tensor) -> Graph:
+def trace(model: nn.Module, example: torch.Tensor, *, strict: bool = False) -> Graph:
     """The graph of `model` as it treats `example`, each node with its module path and source line.
 
     Normalisation layers are left out: the theory has no use for them. What has no Q and C maps,
-    such as attention or products of branches, raises `UnsupportedModelError`.
+    such as attention or a recurrent cell, becomes a `Measured` node: it is run on its own, on pairs
+    of inputs, with the weights that it has.
 
     Args:
         model: Any module that `torch.export` can record; it is left as it is.
         example: A batch of inputs. Only its shape and type matter.
+        strict: Whether what has no maps raises `UnsupportedModelError` instead.
 
     >>> mlp = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
     >>> trace(mlp, torch.zeros(1, 3)) == Graph.chain(2)
     True
     """
-    return read(model, example).graph
+    return read(model, example, strict=strict).graph
 
 
-def read(model: nn.Module, example: torch.Tensor, *, dynamic: bool = False) -> Reading:
+def read(
+    model: nn.Module,
+    example: torch.Tensor,
+    *,
+    dynamic: bool = False,
+    strict: bool = False,
+    known: Known = (),
+) -> Reading:
     """The graph of `model` in the record of its operations.
 
     With `dynamic`, sizes that the model does not fix are left open, such as that of the batch.
+    `known` has the maps of parts that were measured before, `strict` measures none.
     """
     require_example(model, example)
     model = with_weights(model, example)
     program = _export_with_open_sizes(model, example) if dynamic else _export(model, example)
     description = Description(model, program)
-    return Reading(**vars(core.read(description)), program=program, inputs=description.inputs)
+    parts = Parts(program, description.inputs, known)
+    found = core.read(description, None if strict else parts)
+    return Reading(**vars(found), program=program, inputs=description.inputs, parts=parts)
 
 
 def require_example(model: object, example: object) -> None:
@@ -228,8 +242,8 @@ class Description(Recorded[fx.Node]):
             return rec.Pointwise(tuple(sources), name, weights, affine, product)
         about = kind, advice = ops.UNCOVERED.get(name, ops.UNKNOWN)
         message = f"{origin(node)} computes {name}{kind}, which has no Q and C maps. {advice}"
-        after = about in (ops.UNKNOWN, ops.PROBABILITIES)
-        return rec.Unsupported(message, tuple(sources) if after else ())
+        inner = about not in (ops.UNKNOWN, ops.PROBABILITIES)
+        return rec.Unsupported(message, tuple(sources), inner)
 
     def _shaped_call(self, node: fx.Node) -> str | None:
         stack: Mapping[str, tuple[str, object]] = node.meta.get("nn_module_stack") or {}
@@ -301,11 +315,13 @@ def sizes_are_open(
         if node.op == "call_function"
         and any(f"{called_module(node)[0]}.".startswith(path and f"{path}.") for path in inside)
     ]
-    return all(
-        plain_operation(node) in ops.WITHOUT_SIZES
-        or type(modules.get(called_module(node)[0])).__module__.startswith("torch.nn.modules")
-        for node in calls
-    )
+
+    def is_open(node: fx.Node) -> bool:
+        module = modules.get(called_module(node)[0])
+        stock = type(module).__module__.startswith("torch.nn.modules")
+        return stock and not isinstance(module, ops.WITH_SIZES)
+
+    return all(plain_operation(node) in ops.WITHOUT_SIZES or is_open(node) for node in calls)
 
 
 def _export(
