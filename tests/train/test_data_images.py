@@ -14,6 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
+from skipless.train import conversion, images
+from skipless.train.conversion import convert, fill_cache
 from skipless.train.data import Data, load_data
 
 MEAN = np.array([0.485, 0.456, 0.406])  # of ImageNet, as everybody uses them
@@ -161,11 +163,12 @@ def test_classes_that_only_one_part_has_are_refused(folder: Path) -> None:
 
 
 @pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Hugging Face's library, offline and quiet, with a cache of its own."""
+def library(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
+    """Hugging Face's library, offline and quiet, with a cache of its own, in this process."""
     datasets = pytest.importorskip("datasets", reason="pip install 'skipless[datasets]'")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(images, "convert", fill_cache)  # a process takes two seconds to start
     datasets.disable_progress_bars()
     yield datasets
     datasets.enable_progress_bars()
@@ -192,7 +195,16 @@ def assert_same(ours: Data, theirs: Data) -> None:
             assert torch.equal(part, truth)
 
 
-def test_parquet_files_and_saved_data_sets_deliver_what_the_files_do(folder: Path, library) -> None:
+def test_parquet_files_and_saved_data_sets_deliver_what_the_files_do(
+    folder: Path, library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert_alone(*arguments) -> None:
+        convert(*arguments)
+        # From here on, no Parquet file is opened.
+        monkeypatch.setattr("pyarrow.parquet.ParquetFile", None)
+        monkeypatch.setattr("pyarrow.parquet.read_metadata", None)
+
+    monkeypatch.setattr(images, "convert", convert_alone)
     write_parquet(
         folder / "tables",
         {
@@ -203,6 +215,7 @@ def test_parquet_files_and_saved_data_sets_deliver_what_the_files_do(folder: Pat
     )
     files = load_data(f"imagefolder:{folder}", image_size=28)
     assert_same(load_data(f"parquet:{folder / 'tables'}", image_size=28), files)
+    monkeypatch.setattr(images, "convert", None)  # what is saved is Arrow's own already
     parts = {"train": (TRAIN, LABELS), "test": (VALIDATION, [1, 1])}
     saved = library.DatasetDict(
         {
@@ -263,6 +276,23 @@ def test_a_data_set_of_another_make_is_told_apart(
         load_data(f"hf:{tmp_path / 'saved'}")
 
 
+def test_a_reader_that_crashes_or_fails_is_an_error_of_one_line(
+    folder: Path, library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [("train/cat/a.png", 0)]
+    write_parquet(folder, {"train-0.parquet": rows, "validation-0.parquet": rows})
+    monkeypatch.setattr(images, "convert", convert)
+    (folder / "validation-0.parquet").write_bytes(b"PAR1 no table PAR1")
+    start = rf"The Parquet files in {folder} cannot be loaded by the library datasets: "
+    with pytest.raises(ValueError, match=start + r"\S.* a damaged file again\.$") as raised:
+        load_data(f"parquet:{folder}")
+    assert "\n" not in str(raised.value)
+    (folder / "reader.py").write_text("import os; os.abort()")
+    monkeypatch.setattr(conversion, "__file__", str(folder / "reader.py"))
+    with pytest.raises(ValueError, match=start + r"a damaged file crashed .* \(Aborted\)\. Check"):
+        load_data(f"parquet:{folder}")
+
+
 def test_a_hub_out_of_reach_is_told_once_and_not_at_every_attempt(
     library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,7 +306,7 @@ def test_a_hub_out_of_reach_is_told_once_and_not_at_every_attempt(
         logger.warning("Retrying in 1s [Retry 1/5].")
         raise ConnectionError(f"Couldn't reach {name!r} on the Hub")
 
-    monkeypatch.setattr(library, "load_dataset", unreachable)
+    monkeypatch.setattr(images, "convert", lambda name, *_: unreachable(name))
     try:
         with pytest.raises(ValueError, match=r"Couldn't reach 'some/name' .* and the network"):
             load_data("hf:some/name")

@@ -5,7 +5,8 @@ training image is cropped and mirrored at random (see `crops`). For validation i
 its shorter side is 256, and its centre of 224 x 224 is taken; other sizes keep that proportion.
 
 Parquet can only be read a hundred images or more at a time, but training reads them in random
-order: Hugging Face's `datasets` converts the files once to others that can be mapped into memory.
+order: Hugging Face's `datasets` converts the files once to others that can be mapped into memory,
+in a process of its own (`conversion`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,8 +26,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from skipless._install import not_installed
-from skipless.files import leads_out, open_regular
+from skipless.files import leads_out, open_regular, real_path
 
+from .conversion import convert
 from .crops import DRAWS, crop_image
 from .settings import CropName
 
@@ -189,7 +191,7 @@ def _images_under(folder: Path, top: Path, above: set[str]) -> Iterator[str]:
 def _require_inside(path: Path, top: Path) -> None:
     if leads_out(path, top):
         raise ValueError(
-            f"{path} is a link to {path.resolve()}, and only what is in {top} is read. Copy it "
+            f"{path} is a link to {real_path(path)}, and only what is in {top} is read. Copy it "
             "there, or name the folder that holds all images."
         )
 
@@ -227,23 +229,8 @@ def parquet(
                 f"There is no {path / f'{part}-*.parquet'}. Name a folder with files such as "
                 "train-00000-of-00294.parquet and validation-00000-of-00014.parquet."
             )
-    load = partial(_load_parquet, files)
+    load = partial(_load_converted, "parquet", files)
     return _table_splits(load, f"The Parquet files in {path}", str(path), size, augment, crop)
-
-
-def _load_parquet(files: dict[str, list[str]]) -> object:
-    library = _require_datasets()
-    from pyarrow.parquet import read_metadata
-
-    for file in (file for own in files.values() for file in own):
-        about = read_metadata(file)
-        rows = [about.row_group(number).num_rows for number in range(about.num_row_groups)]
-        # Arrow makes room for as many as the file says, and an image has at least a byte.
-        if sum(rows) != about.num_rows or not all(
-            0 <= n <= Path(file).stat().st_size for n in rows
-        ):
-            raise ValueError(f"{file} says that it has {max(rows, default=0):,} rows")
-    return library.load_dataset("parquet", data_files=files)
 
 
 def hugging_face(
@@ -252,8 +239,18 @@ def hugging_face(
     """Training and validation split of a data set on the hub, in a folder, or saved to disk."""
     library = _require_datasets()
     saved = Path(name, "dataset_dict.json").is_file()
-    load = library.load_from_disk if saved else library.load_dataset
-    return _table_splits(partial(load, name), f"The data set {name!r}", name, size, augment, crop)
+    load = partial(library.load_from_disk if saved else _load_converted, name)
+    return _table_splits(load, f"The data set {name!r}", name, size, augment, crop)
+
+
+def _load_converted(name: str, files: Mapping[str, Sequence[str]] | None = None) -> object:
+    """A data set of the library, once another process has read its files."""
+    library = _require_datasets()
+    from datasets import config
+
+    cache = str(config.HF_DATASETS_CACHE)
+    convert(name, files, cache)
+    return library.load_dataset(name, data_files=files, cache_dir=cache)
 
 
 def _table_splits(
@@ -273,7 +270,7 @@ def _table_splits(
         tables = cast("DatasetDict", load())
     except Exception as error:  # of the library, of the network, or of its readers
         cause = error.__cause__ or error  # the library wraps what its readers say
-        reason = " ".join(str(cause).split()) or type(cause).__name__
+        reason = " ".join(str(cause).split()).rstrip(".") or type(cause).__name__
         raise ValueError(
             f"{what} cannot be loaded by the library datasets: {reason}. Check the name and the "
             "network, or download a damaged file again."
