@@ -5,8 +5,9 @@ import re
 import shutil
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -141,6 +142,19 @@ def test_a_run_is_neither_overwritten_nor_resumed_with_other_options(
     assert main(["train", "--resume", "--output", folder]) == 0
     assert "Finished after 4 steps" in capsys.readouterr().out
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    now = SimpleNamespace(now=lambda: datetime(2026, 1, 2, 3, 4, 5))
+    monkeypatch.setattr(sys.modules["skipless.cli.train"], "datetime", now)
+    for number in range(3):
+        assert main(["train", *TINY, "--steps", "1", "--seed", str(number)]) == 0
+    first = "2026-01-02T03-04-05-mlp14-digits"
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert names == [first, f"{first}-2", f"{first}-3"]
 
 
 def test_resuming_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

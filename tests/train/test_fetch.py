@@ -154,7 +154,7 @@ def test_an_interrupted_download_leaves_nothing_behind(
     npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
-        assert list((tmp_path / "there").glob(".partial-*/*.bin"))  # it had come so far
+        assert list((tmp_path / "there").glob(".partial-*/*/*.bin"))  # it had come so far
         raise KeyboardInterrupt
 
     monkeypatch.setattr(fetch, "_install", interrupted)

@@ -4,6 +4,7 @@ import sys
 import types
 from collections.abc import Collection
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -105,7 +106,7 @@ def train(
             click.echo(f"\nnote: {note}")
         return 0
     words = f"{configuration.model}-{configuration.data}".replace(":", "").replace("/", "_")[:80]
-    folder = output or Path("runs") / f"{datetime.now():%Y-%m-%dT%H-%M-%S}-{words}"
+    folder = output or _new_folder(f"{datetime.now():%Y-%m-%dT%H-%M-%S}-{words}")
     with print_warnings():
         ending, record = training.train(configuration, folder, resume=resume, notes=notes)
     if record is not None and ending.finished:
@@ -116,6 +117,12 @@ def train(
             f"with: skipless train --resume --output {folder}"
         )
     return 0
+
+
+def _new_folder(name: str) -> Path:
+    """A folder of that name in `runs`, with a number if another run began in the same second."""
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(folder for own in names if not (folder := Path("runs") / own).exists())
 
 
 def _configuration(layers: list[dict[str, Any]], resumed: Path | None) -> Configuration:

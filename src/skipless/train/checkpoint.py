@@ -28,7 +28,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from skipless.files import open_regular, read_document, user_path, write_new
+from skipless.files import open_regular, read_document, real_path, user_path, write_new
 from skipless.record import RUN, Json, require_run_folder
 
 FOLDER = "checkpoints"
@@ -133,9 +133,10 @@ class Checkpoints:
                 reason = " ".join(str(error).split())[:200] or type(error).__name__
                 unfit = unfit if found is None else reason
                 self._damaged.add(path)
+                newest = next(reversed(self.paths()), None)
+                then = f"Using the one before it: {newest}" if newest else "There is none before it"
                 warnings.warn(
-                    f"The checkpoint {path} is damaged ({reason}). Using the one before it: "
-                    f"{self.describe_newest()}.",
+                    f"The checkpoint {path} is damaged ({reason}). {then}.",
                     DamagedCheckpointWarning,
                     stacklevel=2,
                 )
@@ -170,7 +171,7 @@ def find_checkpoint(named: str | Path) -> tuple[Path, Path]:
     """
     if not str(named).strip():
         raise ValueError(f"Expected a trained network, got {str(named)!r}. {_HINT}")
-    path = user_path(named).resolve()
+    path = real_path(user_path(named))
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist. {_HINT}")
     if path.is_file() and path.name in (RUN, STATE, MANIFEST):
@@ -264,7 +265,10 @@ def _load(path: Path) -> Checkpoint:
 
 
 def _manifest(folder: Path) -> dict[str, str]:
-    sums = read_document(folder / MANIFEST)["sha256"]
+    found = read_document(folder / MANIFEST)
+    sums = found.get("sha256") if isinstance(found, dict) else None
+    if not isinstance(sums, dict):
+        raise ValueError(f"its {MANIFEST} has no sums")
     if unknown := sums.keys() - {MODEL, AVERAGE, STATE}:
         raise ValueError(f"its {MANIFEST} names {min(unknown)}, which no checkpoint has")
     return sums

