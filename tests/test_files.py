@@ -1,5 +1,6 @@
 """Files from elsewhere are read within bounds, and ours are written nowhere else."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -172,6 +173,38 @@ def test_folders_may_be_links_only_within_the_one_above(tmp_path: Path) -> None:
     alias = tmp_path / "alias"  # the folder above may itself be a link: the user named it
     alias.symlink_to(run)
     require_inside(alias / "a", alias)
+
+
+class Msvcrt:
+    """The lock of Windows' C library as Microsoft describes it, over a set of locked files."""
+
+    LK_NBLCK = 2
+
+    def __init__(self) -> None:
+        self.held: set[tuple[int, int]] = set()
+
+    def locking(self, descriptor: int, mode: int, count: int) -> None:
+        status = os.fstat(descriptor)
+        assert (mode, count, os.lseek(descriptor, 0, os.SEEK_CUR)) == (self.LK_NBLCK, 1, 0)
+        if (key := (status.st_dev, status.st_ino)) in self.held:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        self.held.add(key)
+
+
+def test_on_windows_the_first_byte_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Msvcrt()
+    monkeypatch.setitem(sys.modules, "msvcrt", library)
+    monkeypatch.setattr(sys, "platform", "win32")
+    path = tmp_path / "lock"
+    with lock(path, wait=False):
+        assert library.held
+        with pytest.raises(BlockingIOError, match="Permission denied"), lock(path, wait=False):
+            pass
+        monkeypatch.setattr("time.sleep", lambda seconds: library.held.clear())
+        with lock(path, wait=True):  # as soon as the other has let go
+            assert library.held
 
 
 @posix

@@ -197,6 +197,31 @@ def test_a_link_out_of_a_run_is_refused(tmp_path: Path, cli: Cli, name: str) -> 
 
 
 @posix
+def test_links_that_lead_to_themselves_are_refused(tmp_path: Path, cli: Cli) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "checkpoints").symlink_to("checkpoints")
+    line = only_line(cli("train", *TINY, "--output", folder))
+    assert f"{folder / 'checkpoints'} is a link to nothing. Remove it." in line
+
+
+def test_a_run_that_begins_anew_for_want_of_a_checkpoint_says_so(
+    tmp_path: Path, cli: Cli, finished: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    shutil.rmtree(folder / "checkpoints")
+    code, shown = cli("train", "--resume", "--output", folder)
+    assert code == 0
+    assert f"note: {folder / 'checkpoints'} has no checkpoint to resume from: training" in shown
+    assert read_measured(folder / METRICS) == read_measured(finished / METRICS)
+    shutil.rmtree(folder)
+    code, shown = cli("train", *TINY, "--resume", "--output", folder)
+    assert code == 0
+    assert "to resume from" not in shown  # there was nothing to lose
+
+
+@posix
 def test_links_among_checkpoints_are_removed_and_not_followed(
     tmp_path: Path, cli: Cli, finished: Path
 ) -> None:
@@ -386,8 +411,7 @@ def test_data_on_the_network_that_a_record_names_is_announced_first(
     finished: Path,
     command: list[str],
 ) -> None:
-    import datasets
-
+    pytest.importorskip("datasets")
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     said = json.loads((folder / RUN).read_text())
@@ -403,7 +427,7 @@ def test_data_on_the_network_that_a_record_names_is_announced_first(
         before.append(capfd.readouterr().err)
         raise ConnectionError("no network")
 
-    monkeypatch.setattr(datasets, "load_dataset", reach)
+    monkeypatch.setattr("skipless.train.images.convert", reach)
     assert main([*command, str(folder)]) == 2
     (shown,) = before
     assert f"note: {folder / RUN} names the data hf:some/name, which is fetched" in shown

@@ -15,6 +15,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -256,28 +257,37 @@ def filled_folder(folder: Path) -> Iterator[Path]:
 
 def leads_out(path: Path, top: Path) -> bool:
     """Whether `path` is a link out of the folder `top`."""
-    return path.is_symlink() and not path.resolve().is_relative_to(top.resolve())
+    return path.is_symlink() and not real_path(path).is_relative_to(real_path(top))
+
+
+def real_path(path: Path) -> Path:
+    """The absolute path without links; those that lead to themselves stay, and do not exist."""
+    return Path(os.path.realpath(path))
 
 
 def require_inside(path: Path, top: Path) -> None:
-    """Raise if `path`, in which we would write, is a link out of the folder `top`."""
+    """Raise if `path`, in which we would write, is a link out of `top`, or to nothing."""
     if leads_out(path, top):
         raise ValueError(
-            f"{path} is a link to {path.resolve()}, and nothing outside of {top} is written to. "
+            f"{path} is a link to {real_path(path)}, and nothing outside of {top} is written to. "
             "Remove the link, or move the folder here."
         )
+    if path.is_symlink() and not path.exists():
+        raise ValueError(f"{path} is a link to nothing. Remove it.")
 
 
 @contextmanager
 def lock(path: Path, *, wait: bool) -> Iterator[None]:
     """Hold the lock `path`, an empty file, which the system releases when this process ends.
 
-    If another process holds it, raises `BlockingIOError` unless it is to `wait`. On Windows, and
-    where a file system has no locks, nothing is held.
+    If another process holds it, raises `BlockingIOError` unless it is to `wait`. Where a file
+    system has no locks, nothing is held.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK | _NO_WAIT, 0o666)
     try:
-        if sys.platform != "win32":
+        if sys.platform == "win32":
+            _lock_on_windows(descriptor, wait)
+        else:
             import fcntl
 
             try:
@@ -288,3 +298,17 @@ def lock(path: Path, *, wait: bool) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock_on_windows(descriptor: int, wait: bool) -> None:
+    """Hold the first byte of a file, which need not exist; closing the file lets it go."""
+    import msvcrt
+
+    locking: Any = msvcrt  # its names are known on Windows only
+    while True:
+        try:
+            return locking.locking(descriptor, locking.LK_NBLCK, 1)
+        except PermissionError as error:  # LK_LOCK would give up after ten seconds
+            if not wait:
+                raise BlockingIOError(*error.args) from None
+            time.sleep(0.1)
