@@ -54,6 +54,47 @@ class TwoOutputs(nn.Module):
 class FixedBatch(nn.Module):
     def forward(self, x): return x.view(2, 8).relu()
 """,
+    "odd": """
+import torch
+from torch import nn
+
+class Silent(Exception):
+    def __str__(self): raise RuntimeError("no words")
+
+def silent(): raise Silent
+def loud(): raise ValueError("one\\n\\n\\ttwo")
+def base(): raise BaseException("base")
+def stop(): raise GeneratorExit
+def assertion(): assert False
+async def later(): return nn.ReLU()
+def yields(): yield nn.ReLU()
+def a_class(): return nn.ReLU
+def reversed_pair(): return torch.zeros(2, 8), nn.Linear(8, 8)
+def half(): return nn.Sequential(nn.Linear(8, 8), nn.ReLU()).half(), torch.zeros(2, 8)
+def branch(): return Branch()
+def nothing(): return Nothing()
+def indices(): return nn.Sequential(nn.Embedding(5, 8), nn.ReLU()), torch.zeros(2, 3).long()
+def unready(): return Unready()
+
+class Branch(nn.Module):
+    def forward(self, x): return x if x.sum() > 0 else x.relu()
+
+class Nothing(nn.Module):
+    def forward(self, x): return None
+
+class Unready(nn.Module):
+    def __init__(self): self.layer = nn.Linear(3, 3)
+
+class NeedsSize(nn.Module):
+    def __init__(self, size): super().__init__()
+
+class NoForward(nn.Module): pass
+""",
+    "pack/__init__": "",
+    "pack/exits": "raise SystemExit",
+    "pack/circle": "from pack import circle2",
+    "pack/circle2": "from pack.circle import x",
+    "zero_byte": "x = 1\0",
     "broken_module": "import no_such_package",
     "syntax_error": "def f(:",
     "exits_on_import": "import sys; sys.exit(5)",
@@ -98,6 +139,29 @@ CONFIGURATIONS: dict[str, str | bytes] = {
     "nul-data.json": '{"data": "imagefolder:a\\u0000b"}',
     "surrogate.json": '{"model": "\\ud800"}',
     "contradiction.toml": "epochs = 3\nsteps = 5",
+    "twice.toml": "lr = 1\nlr = 2",
+    "two.yaml": "lr: 1\n---\nlr: 2",
+    "tab.yaml": "lr:\t1",
+    "octal.yaml": "seed: 0o17",
+    "words.yaml": "augment: yes please",
+    "bytes.yaml": "model: !!binary aGVsbG8=",
+    "set.yaml": "lr: !!set {1, 2}",
+    "null-key.yaml": "~: 1",
+    "list-key.yaml": "? [1, 2]\n: 3",
+    "inf.yaml": "lr: .inf",
+    "large-seed.toml": "seed = 0xFFFFFFFFF",
+    "date.toml": "seed = 2020-01-01T00:00:00Z",
+    "tables.toml": "[[lr]]\nx = 1",
+    "dotted.toml": "kfac.damping = 1",
+    "list-marks.json": '{"marks": [0.5, 0.75], "schedule": "step"}',
+    "empty-key.json": '{"": 1}',
+    "resume.json": '{"resume": true}',
+    "number-model.json": '{"model": 50}',
+    "UPPER.JSON": '{"lr": -1}',
+    "with a space.toml": "lr = -1",
+    "naïve.toml": "lr = -1",
+    "zeros.json": bytes(50),
+    ".toml": "lr = 1",
 }
 IMAGES = {
     "good": ("train/a", "train/b", "val/a", "val/b"),
@@ -120,6 +184,11 @@ OTHER_VALUES = {
     "other-steps": {"steps": 1},
     "unknown-option": {"colour": "red"},
     "wrong-type": {"epochs": "many"},
+    "other-kind": {"norm": "batch", "method": None, "eta": None},
+    "other-precision": {"precision": "bfloat16"},
+    "negative-seed": {"seed": -1},
+    "null-model": {"model": None},
+    "gone-teacher": {"teacher": "/no/such"},
     "nul-data": {"data": "imagefolder:a\0b"},
 }
 
@@ -161,6 +230,9 @@ def fill_states(run: dict) -> None:
         "no-configuration": json.dumps({"seed": 3}),
         "list-configuration": json.dumps({**run, "configuration": []}),
         "null-configuration": json.dumps({**run, "configuration": None}),
+        "cut-json": json.dumps(run)[:200],
+        "more-json": json.dumps(run) + "}",
+        "no-classes": json.dumps({**run, "classes": -1}),
     }.items():
         state(name, text)
     (state("no-json") / "run.json").unlink()
@@ -173,6 +245,13 @@ def fill_states(run: dict) -> None:
     weights = next(state("damaged-weights").glob("checkpoints/*/model.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-9])
     next(state("no-manifest").glob("checkpoints/*/manifest.json")).unlink()
+    for name, text in {
+        "null-sums": '{"sha256": null}', "list-manifest": "[]", "deep-manifest": "[" * DEEP,
+    }.items():  # fmt: skip
+        write(str(next(state(name).glob("checkpoints/*/manifest.json"))), text)
+    next(state("other-names").glob("checkpoints/*")).rename(
+        Path("states/other-names/checkpoints/step-x")
+    )
     for name, text in {
         "bad-metrics": '{"kind": "train", "step": 1}\n3\n',
         "latin-metrics": b'{"kind": "\xe9"}\n',

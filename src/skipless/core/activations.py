@@ -31,6 +31,7 @@ _NEAR = 2.0**-33
 # Smaller jumps are rounding, relative to the scale on which φ or φ′ is rounded near the kink.
 _VALUE_JUMP = 1e-9
 _SLOPE_JUMP = 1e-12
+_MOST = 1e100  # of a parameter: squares of the function's values are numbers, too
 
 
 class UnknownActivationError(ValueError):
@@ -335,6 +336,10 @@ def _member(family: str, parameter: float) -> Activation:
     if not law.above < arguments.number(law.label, parameter) < math.inf:
         condition = "finite" if math.isinf(law.above) else f"finite and above {law.above:g}"
         raise ValueError(f"{family}: {law.label} must be {condition}, got {parameter!r}.")
+    if abs(parameter) > _MOST:
+        raise ValueError(
+            f"{family}: {law.label} must be at most {_MOST:g} in size, got {parameter!r}."
+        )
     return _cached_member(family, float(parameter))
 
 

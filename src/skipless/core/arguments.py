@@ -33,6 +33,14 @@ def number(name: str, value: object) -> float:
         return math.inf
 
 
+def numbers(name: str, values: object) -> np.ndarray:
+    """The array of floats `values`: numpy would also take text for numbers, and None for nan."""
+    found = np.asarray(values)
+    if found.dtype.kind in "bcOSUMm":  # not those of other libraries, such as bfloat16
+        raise TypeError(f"{name} must be numbers, got {reprlib.repr(values)}")
+    return found.astype(float, copy=False)
+
+
 def finite_number(
     name: str, value: object, least: float = -math.inf, most: float = math.inf
 ) -> float:

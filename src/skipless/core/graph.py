@@ -322,14 +322,14 @@ class GraphBuilder:
     def sum(self, inputs: Sequence[int], weights: Sequence[float] = (), *, origin: str = "") -> int:
         """Add a `Sum`; its weights are 1 by default."""
         inputs = _indices(inputs)
-        weights = tuple(weights) or (1.0,) * len(inputs)
+        weights = _numbers("weights", weights) or (1.0,) * len(inputs)
         return self.add(Sum(inputs, weights, origin=origin))
 
     def concat(
         self, inputs: Sequence[int], widths: Sequence[float] = (), *, origin: str = ""
     ) -> int:
         """Add a `Concat`; its widths, the numbers of channels, are equal by default."""
-        return self.add(Concat(_indices(inputs), tuple(widths), origin=origin))
+        return self.add(Concat(_indices(inputs), _numbers("widths", widths), origin=origin))
 
     def measured(self, input: int, curve: PartMap, *, mixes: bool = True, origin: str = "") -> int:
         """Add a `Measured` part that reads the node `input`."""

@@ -33,6 +33,7 @@ TOLERANCE = 0.05  # up to here, a network is as good as infinitely wide
 _ROUNDING = 1e-5  # of a deep network in float32
 _FALSE_ALARM = 0.01  # the probability that a sound network disagrees, over all of its nodes
 _MOST_FUNCTION_ERROR = 3e-3  # what single precision makes of steep activations
+_MOST_DRAWS = 10**6  # of weights, or of pairs for each cosine
 
 T = TypeVar("T", bound=Hashable)  # a framework's own name for a tensor
 W = TypeVar("W", contravariant=True)  # a framework's own form of freshly drawn weights
@@ -480,7 +481,7 @@ def batch_size(cosines: Sequence[float] | None, pairs: int) -> int:
         )
     for cosine in cosines:
         finite_number("cosines", cosine, -1.0, 1.0)
-    return 2 * whole_number("pairs", pairs, 1) * len(cosines)
+    return 2 * whole_number("pairs", pairs, 1, _MOST_DRAWS) * len(cosines)
 
 
 def pair_inputs(
@@ -566,8 +567,8 @@ def stack(samples: Sequence[Kernels]) -> Kernels:
 def seed_numbers(seeds: int | Iterable[int]) -> Iterable[int]:
     """The first `seeds` numbers, or the seeds themselves."""
     if isinstance(seeds, Iterable) and not isinstance(seeds, str | bytes):
-        return seeds
-    return range(whole_number("seeds", seeds, 1))
+        return (whole_number("every seed", seed, 0) for seed in seeds)
+    return range(whole_number("seeds", seeds, 1, _MOST_DRAWS))
 
 
 def known_solution(model: object) -> Solution | None:

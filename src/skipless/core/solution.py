@@ -10,13 +10,12 @@ from functools import cached_property
 from numbers import Real
 from typing import Self
 
-import numpy as np
 import numpy.typing as npt
 
 from skipless.tables import table
 
 from .activations import CONSTANTS, Activation, Array, activation, activation_names, transform
-from .arguments import finite_number
+from .arguments import finite_number, number, numbers
 from .maps import c_map, q_map, require_cosines, tabulated_c_map
 
 _MOST_RESIDUAL = 1e-10
@@ -119,8 +118,8 @@ class Solution:
     @property
     def constants(self) -> dict[str, float]:
         """The four numbers of φ̂, those that the method does not use at their neutral values."""
-        numbers = {name: getattr(self, name) for name in CONSTANTS}
-        return _NEUTRAL | {name: x for name, x in numbers.items() if x is not None}
+        given = {name: getattr(self, name) for name in CONSTANTS}
+        return _NEUTRAL | {name: x for name, x in given.items() if x is not None}
 
     @property
     def is_rectifier(self) -> bool:
@@ -134,7 +133,7 @@ class Solution:
         return transform(self.base, **self.constants)
 
     def __call__(self, x: npt.ArrayLike) -> Array:
-        return self.shaped(x)
+        return self.shaped(numbers("x", x))
 
     def q_map(self, q: float) -> float:
         """Q map of one layer, from pre-activation to pre-activation."""
@@ -147,7 +146,7 @@ class Solution:
         inner, bias = tabulated_c_map(self.shaped, q), self.sigma_b**2 / q
 
         def layer_c_map(c: npt.ArrayLike) -> Array:
-            cosines = np.asarray(c, float)
+            cosines = numbers("c", c)
             require_cosines(cosines)
             return (1.0 - bias) * inner(cosines) + bias
 
@@ -276,8 +275,8 @@ def _require_between(
 ) -> None:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r} (typically {typical})")
-    number = float(value)
-    if not (low < number < high or (closed and number == low)):
+    found = number(name, value)
+    if not (low < found < high or (closed and found == low)):
         above = f"finite and {'>=' if closed else '>'} {low:g}"
         rule = f"in ({low:g}, {high:g})" if high < math.inf else above
-        raise ValueError(f"{name} must be {rule}, got {number:g} (typically {typical})")
+        raise ValueError(f"{name} must be {rule}, got {found:g} (typically {typical})")

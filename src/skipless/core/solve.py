@@ -7,6 +7,7 @@ whose solutions `curves` finds.
 # pyright: reportUnnecessaryIsInstance=false
 
 import math
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -208,6 +209,7 @@ def _best(
     globally: Callable[[float], float],
 ) -> tuple[Transformation, str]:
     """The best solution with reading `target`; or the nearest to it, and why there is none."""
+    target = max(target, sys.float_info.min)  # which may have been rounded to 0
     method = families[0].name
     if phi.degree is not None:
         raise UnreachableTargetError(

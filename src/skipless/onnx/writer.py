@@ -39,7 +39,8 @@ _Shapes = Mapping[str, list[int | str]]
 
 def require_place(path: str | Path) -> Path:
     """The path of a file that can be written."""
-    if not isinstance(path, str | Path) or not Path(path).name:
+    named = isinstance(path, str | Path) and Path(path).name and "\0" not in str(path)
+    if not named or Path(path).is_dir():
         raise TypeError(f"path must be that of a file to write, such as 'a.onnx', got {path!r}")
     if not (place := Path(path).parent).is_dir():
         raise FileNotFoundError(f"There is no folder {place}. Make it first: mkdir -p {place}")
@@ -105,9 +106,17 @@ def require_batch(model: nn.Module, example: Tensor, name: str) -> None:
     )
     if example.ndim == 0:
         raise ValueError(f"{name} must take batches of any size, got an example of rank 0. {hint}")
+    if not example.numel():
+        raise ValueError(f"The example must hold a sample, got the shape {tuple(example.shape)}.")
     what = f"{name} must take batches of any size, but on twice its example {tuple(example.shape)}"
     with torch.no_grad():
-        once = model(example)
+        try:
+            once = model(example)
+        except Exception as error:
+            raise ValueError(
+                f"{name} raises {type(error).__name__} on its example, {example.dtype} of shape "
+                f"{tuple(example.shape)}: {error}"
+            ) from error
         try:
             twice = model(torch.cat([example, example]))
         except Exception as error:
@@ -240,6 +249,9 @@ def _checked(batch: np.ndarray, shape: Sequence[int | str]) -> np.ndarray:
     if not fits or any(batch.shape[axis] != size for axis, size in known.items()):
         got = f"{batch.dtype} {batch.shape}" if isinstance(batch, np.ndarray) else repr(batch)
         raise ValueError(f"batches must be float32 arrays of shape {tuple(shape)}, got {got}")
+    if not batch.size or not np.isfinite(batch).all():
+        what = "numbers that are not finite" if batch.size else f"the shape {batch.shape}"
+        raise ValueError(f"batches must hold samples to measure activations on, got {what}")
     return batch
 
 

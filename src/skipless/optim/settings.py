@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from math import inf
+from sys import float_info
 from typing import Any, Literal, TypedDict, get_args
 
 Loss = Literal["cross_entropy", "binary_cross_entropy", "mse"]
@@ -32,7 +33,8 @@ PRESETS: dict[PresetName, dict[str, float]] = {
 
 def require_number(name: str, value: object, below: float = inf) -> None:
     """Raise a ValueError unless `value` is a number in [0, below)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < below:
+    most = min(below, float_info.max)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < most:
         limit = "finite and >= 0" if below == inf else f"in [0, {below:g})"
         raise ValueError(f"{name} must be {limit}, got {value!r}")
 

@@ -152,8 +152,10 @@ def _create_candidate(model: str, options: Mapping[str, object], shape: Shape | 
     classes, default = (1000, (3, 224, 224)) if model.startswith("resnet") else (10, (3, 32, 32))
     if isinstance(data, Data):
         shape, classes = data.shape, data.num_classes
-    elif shape is None and configuration.image_size is not None:
+    elif configuration.image_size is not None:
         require_image_size(configuration.image_size)
+        if shape is not None:
+            raise ValueError("--image-size and --input both set the shape of a sample. Drop one.")
         shape = (3, configuration.image_size, configuration.image_size)
     shape = _image_shape(shape or default)
     torch.manual_seed(configuration.seed)
@@ -240,6 +242,8 @@ def _build_candidate(path: str, options: Mapping[str, object], shape: Shape | No
         if name in _NETWORK:
             raise ValueError(f"{flag(name)} does not apply to {path}, which builds the network")
     configuration = Configuration.of({"normalize": "dataset"}, options)
+    if "image_size" in options and "data" not in options:
+        raise ValueError("--image-size needs --data. Give the shape of a sample by --input.")
     data = _load_named_data(configuration, options, shape)
     if isinstance(data, Data):
         shape = _input_shape(configuration, data.shape)

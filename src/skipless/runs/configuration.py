@@ -315,7 +315,7 @@ def _check_values(given: Mapping[str, object]) -> dict[str, object]:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {close[0]}?" if close else f"Options: {', '.join(known)}."
-            raise ValueError(f"{name} is not an option of training. {hint}")
+            raise ValueError(f"{name.strip() or repr(name)} is not an option of training. {hint}")
         values[name] = _check_value(name, value, known[name].type)
     return values
 

@@ -39,6 +39,12 @@ class Replay:
 
     def __init__(self, model: nn.Module, example: Tensor, solution: Solution | None = None) -> None:
         reading = read(model, example)
+        types = [p.dtype for p in model.parameters() if p.is_floating_point()]
+        if types and example.is_floating_point() and example.dtype not in types:
+            raise ValueError(
+                f"The weights of {type(model).__name__} are {types[0]}, but the example is "
+                f"{example.dtype}. Convert one, as in example.to({types[0]})."
+            )
         self.graph, self.sizes = reading.graph, reading.sizes
         self.kept = reading.parts.parameters
         self._program, self._example = reading.program, example

@@ -6,6 +6,7 @@ what each operation is, and `core.trace` reads that.
 
 import contextlib
 import copy
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -328,7 +329,8 @@ def _export(
     model: nn.Module, example: torch.Tensor, sizes: tuple[Mapping[int, object]] | None = None
 ) -> ExportedProgram:
     # The error that is raised says what is wrong.
-    with warnings.catch_warnings(), silence_logging(logging.CRITICAL):
+    quiet = contextlib.redirect_stderr(io.StringIO())  # where torch prints the part it recorded
+    with warnings.catch_warnings(), silence_logging(logging.CRITICAL), quiet:
         warnings.simplefilter("ignore")
         try:
             program = torch.export.export(model, (example,), dynamic_shapes=sizes, strict=False)
