@@ -105,7 +105,7 @@ def test_a_measured_part_folds_like_the_activation_that_it_hides() -> None:
 
 def test_solve_counts_measured_parts() -> None:
     graph = hidden(24, exact_curve(0.5))
-    alpha = solve(graph, TAT(eta=0.9)).negative_slope
+    alpha = solve(graph, TAT(eta=0.9)).negative_slope or 0.0
     c = 0.0
     for _ in range(12):
         c = leaky_relu_c_map(leaky_relu_c_map(c, alpha), 0.5)
@@ -172,7 +172,8 @@ def test_the_target_error_is_that_of_all_curves_moved() -> None:
         x = g.activation(g.measured(g.affine(x), curve))
     graph = g.build()
     solution = solve(graph, TAT(eta=0.5))
-    phi = lambda c: leaky_relu_c_map(c, solution.negative_slope)
+    slope = solution.negative_slope or 0.0
+    phi = lambda c: leaky_relu_c_map(c, slope)
 
     def end(first: float, second: float) -> float:
         c = 0.0

@@ -187,7 +187,7 @@ class Combined(nn.Module):
 )
 def test_factors_that_depend_on_each_other_have_no_product_rule(combine) -> None:
     with pytest.raises(UnsupportedModelError, match="combines two branches by mul"):
-        trace(Combined(combine), torch.zeros(2, 8))
+        trace(Combined(combine), torch.zeros(2, 8), strict=True)
 
 
 def test_factors_of_the_same_weights_are_not_independent() -> None:
@@ -200,7 +200,7 @@ def test_factors_of_the_same_weights_are_not_independent() -> None:
             return self.a(x) * torch.tanh(self.a(x))
 
     with pytest.raises(UnsupportedModelError, match="combines two branches by mul"):
-        trace(Shared(), torch.zeros(2, 8))
+        trace(Shared(), torch.zeros(2, 8), strict=True)
 
 
 def test_a_power_is_an_activation_and_no_product_of_branches() -> None:
