@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,15 @@ from faults.trials import Mode, Scenario
 from skipless.cli import main
 from skipless.record import Record
 from skipless.runs.configuration import Configuration
-from skipless.runs.search import Place, run_all
+from skipless.runs.search import (
+    Experiment,
+    Place,
+    Range,
+    Sweep,
+    results_so_far,
+    run_all,
+    search_all,
+)
 
 SMALL = {
     "model": "mlp:6",
@@ -192,6 +201,20 @@ def search(folder: Path) -> int:
     return 0
 
 
+def tune(folder: Path) -> int:
+    """A setting chosen among three, and a run with it, through the data base of a search."""
+    options = {name.replace("-", "_"): value for name, value in SMALL.items()}
+    final = Configuration.of({**options, "steps": None, "validation_size": None, "epochs": 2})
+    sweep = Sweep(replace(final, held_out=20), {"lr": Range(0.001, 0.1)}, 3, {"lr": 0.01}, 1)
+    try:
+        place = Place(folder / "search", workers=1)
+        search_all("faults", {"": Experiment(sweep, final, seeds=(0,))}, place)
+    except (OSError, ValueError) as error:  # as `skipless.cli.main` does
+        sys.stderr.write(f"skipless: {' '.join(str(error).split())}\n")
+        return 2
+    return 0
+
+
 def searched(folder: Path) -> dict[str, Any]:
     runs = folder / "search" / "runs"
     return {
@@ -244,6 +267,7 @@ def scenarios(scratch: Path) -> list[Scenario]:
         Scenario("report", report, report, lambda f: (f / "page.html").read_text(), copy_run),
         Scenario("deploy", deploy, deploy, deployed, copy_run, few, stride=6),
         Scenario("search", search, search, searched, modes=few, stride=20),
+        Scenario("tuning", tune, tune, searched, modes=few, stride=40),
         Scenario("reproduce", reproduce, reproduce, reproduced, modes=few, stride=200),
     ]
 
@@ -251,8 +275,9 @@ def scenarios(scratch: Path) -> list[Scenario]:
 def warm_up(scratch: Path, chosen: list[Scenario]) -> None:
     """Import what the commands import, once for all forks."""
     # A worker that was killed before its first sign of life is waited for; here, not for minutes.
-    assert run_all.__kwdefaults__ is not None
-    run_all.__kwdefaults__["seconds_until_dead"] = 2
+    for own in (run_all, search_all, results_so_far):
+        assert own.__kwdefaults__ is not None
+        own.__kwdefaults__["seconds_until_dead"] = 2
     quiet = io.StringIO()
     for scenario in chosen:
         if scenario.processes > 1:

@@ -94,6 +94,7 @@ def test_the_full_scale_has_the_papers_settings():
     assert {c.schedule for c in finals} == {"step"}
     assert {c.label_smoothing for c in finals} == {0.1}
     assert {c.clip for c in finals} == {None}
+    assert {c.crop for c in finals} == {"inception"}
     assert {c.width for c in finals} == {None}
     kfac = [c.kfac for c in finals if c.optimizer == "kfac"]
     assert {own.preset for own in kfac} == {"imagenet"}
@@ -156,6 +157,7 @@ def test_figure_5_has_the_settings_of_appendix_e():
     for own in ITEMS["figure5"].plan("full"):
         given = own.experiment.final
         assert (given.data, given.epochs, given.optimizer) == ("cifar10", 200, "kfac")
+        assert given.crop == "window"
         assert given.marks == "75/200,150/200"
         assert given.kfac.preset == "cifar10"
 
