@@ -135,6 +135,7 @@ class _Surgeon:
             for call in self._enter(_keys(tensor)):
                 call.recorded.add(tensor)
         self.homes: dict[fx.Node, Keys] = {}
+        self.leaves: dict[fx.Node, _Call] = {}
         for node in self.nodes:
             self._place(node, self._first_home(node))
 
@@ -155,7 +156,7 @@ class _Surgeon:
         keys = tuple(key for key, _ in _keys(tensor)) if tensor is not None else ()
         call = self.calls.get(keys)
         if node.op == "call_module" and call is not None and call.path == node.target:
-            call.leaf = node
+            call.leaf, self.leaves[node] = node, call
             return keys[:-1]
         return keys
 
@@ -205,9 +206,8 @@ class _Surgeon:
             inside.add(last)
             taken.append(last)
         for node in taken:
-            for inner in self.root.walk() if node.op == "call_module" else ():
-                if inner.leaf is node:
-                    inner.leaf = None
+            if node in self.leaves:
+                self.leaves[node].leaf = None
             self._place(node, call.keys)
         for tensor, value in self.carried.items() if taken else ():
             if value in taken:
@@ -283,6 +283,11 @@ class _Surgeon:
 
     def replace(self) -> list[str]:
         """Puts modules into the model's tree, and returns the paths of graphs."""
+        self.modules = dict(self.model.named_modules())
+        self.places = dict[int, list[tuple[nn.Module, str]]]()
+        for parent in self.modules.values():
+            for name, child in parent.named_children():
+                self.places.setdefault(id(child), []).append((parent, name))
         written: list[str] = []
         self._replace(self.root, written)
         return written
@@ -303,11 +308,8 @@ class _Surgeon:
 
     def _put(self, path: str, module: nn.Module) -> None:
         """Let `module` stand wherever the model has what is at `path`."""
-        old = self.model.get_submodule(path)
-        places = [p for p, m in self.model.named_modules(remove_duplicate=False) if m is old]
-        for place in places if module is not old else ():
-            parent, _, name = place.rpartition(".")
-            self.model.get_submodule(parent).register_module(name, module)
+        for parent, name in self.places[id(self.modules[path])]:
+            parent.register_module(name, module)
 
     def _graph(self, call: _Call) -> fx.GraphModule:
         """The module that computes what was written for `call`."""
