@@ -6,6 +6,7 @@ without normalisation.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -170,11 +171,10 @@ def shape(
     if (own := _in_own_class(written, example)) is None:
         if not sizes_are_open(written.model, written.reading.program):
             written = _write(model, example, solve, function, strict=strict, dynamic=True)
-        graph = written.flat.module
-        own = graph, replay(graph, (example,)), _WRITTEN_OUT
+        own = written.flat.module, _replay(written.flat.module, example), _WRITTEN_OUT
     converted, record, form = own
     parts = written.reading.parts
-    written.plan.require_same_maps(_read_again(converted, example, record, parts.found).graph)
+    _prove(written.plan, converted, example, record, parts.found)
     require_parameters(written.flat.module, written.inside)
     solution, untouched, kept = written.plan.solution, list[str](), parts.parameters
     if draw:
@@ -239,34 +239,45 @@ def _write(
 
 def _in_own_class(
     written: _Written, example: torch.Tensor
-) -> tuple[nn.Module, Replayed, str] | None:
+) -> tuple[nn.Module, Replayed | None, str] | None:
     """The model with modules replaced, if that computes what was written, and a line about it."""
     graphs = operate(written.model, written.flat, written.reading.inputs, written.known)
     if graphs is None or not sizes_are_open(written.model, written.reading.program, graphs):
         return None
     model = written.model.train(written.flat.module.training)
-    record = replay(model, (example,))
-    if not same_function(record, replay(written.flat.module, (example,))):
+    record, wanted = _replay(model, example), _replay(written.flat.module, example)
+    if record is None or wanted is None or not same_function(record, wanted):
         return None
     form = f"The model is still a {type(model).__name__}"
     form += f"; written out as graphs: {name_range(graphs)}." if graphs else "."
     return model, record, form
 
 
-def _read_again(
-    model: nn.Module, example: torch.Tensor, record: Replayed, known: Known
-) -> core.Reading[fx.Node]:
-    """The graph of a converted model, from a record of what its code does."""
-    program: Any = record
+def _replay(model: nn.Module, example: torch.Tensor) -> Replayed | None:
     try:
-        description = Description(model, program)
-        parts = Parts(program, description.inputs, known, measures=False)
-        found = core.read(description, parts if known else None)
-        if len(parts.found) == len(known):
-            return found
-    except UnsupportedModelError:  # some composite operations are known only as a whole
-        pass
-    return read(model, example, known=known)
+        return replay(model, (example,))
+    except Exception:  # of the user's code, on tensors without numbers
+        return None
+
+
+def _prove(
+    planned: Plan[fx.Node],
+    model: nn.Module,
+    example: torch.Tensor,
+    record: Replayed | None,
+    known: Known,
+) -> None:
+    """Raise unless what the model's code does, read again, is the network that was solved for."""
+    program: Any = record
+    # Some composite operations are known only as a whole, as torch.export records them.
+    with contextlib.suppress(UnsupportedModelError, AssertionError):
+        if record is not None:
+            description = Description(model, program)
+            parts = Parts(program, description.inputs, known, measures=False)
+            again = core.read(description, parts if known else None)
+            if len(parts.found) == len(known):
+                return planned.require_same_maps(again.graph)
+    return planned.require_same_maps(read(model, example, known=known).graph)
 
 
 class _GraphWriter(Writer[fx.Node, fx.Node]):

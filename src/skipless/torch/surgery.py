@@ -283,10 +283,10 @@ class _Surgeon:
 
     def replace(self) -> list[str]:
         """Puts modules into the model's tree, and returns the paths of graphs."""
-        self.modules = dict(self.model.named_modules())
+        self.modules = dict(self.model.named_modules(remove_duplicate=False))
         self.places = dict[int, list[tuple[nn.Module, str]]]()
-        for parent in self.modules.values():
-            for name, child in parent.named_children():
+        for parent in self.model.modules():
+            for name, child in parent._modules.items():
                 self.places.setdefault(id(child), []).append((parent, name))
         written: list[str] = []
         self._replace(self.root, written)
