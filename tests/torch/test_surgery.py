@@ -142,7 +142,7 @@ def test_a_forward_that_must_change_is_written_out_and_the_report_says_so() -> N
 def test_the_model_computes_what_the_written_graph_does_number_by_number(build, weight) -> None:
     torch.manual_seed(0)
     solve = lambda reading: plan(reading, EOC(), "leaky_relu", weight)
-    written = _write(build().eval(), IMAGE, solve, None)
+    written = _write(build().eval(), IMAGE, solve, None, strict=False)
     found = _in_own_class(written, IMAGE)
     assert found is not None
     assert torch.equal(found[0](IMAGE), written.flat.module(IMAGE))
