@@ -467,10 +467,14 @@ def test_targets_out_of_reach_and_impossible_weights_are_refused() -> None:
         convert(models.PreActivation(), IMAGE, SHALLOW, shortcut_weight="0.8")  # pyright: ignore
 
 
-def test_weights_that_are_computed_are_refused() -> None:
-    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+def test_weights_that_are_computed_become_plain_ones() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(32, 32))
+    converted = convert(nn.Sequential(layer, nn.ReLU()), torch.zeros(2, 32), TAT(eta=0.1))
+    assert check(converted, torch.zeros(2, 32), seeds=3).agrees
+    twice = nn.Linear(4, 4)
+    twice.forward = lambda x: nn.functional.linear(x, torch.cat([twice.weight[:2]] * 2))
     with pytest.raises(UnsupportedModelError, match="Remove weight normalisation"):
-        convert(nn.Sequential(layer, nn.ReLU()), torch.zeros(2, 4), TAT(eta=0.1))
+        convert(nn.Sequential(twice, nn.ReLU()), torch.zeros(2, 4), TAT(eta=0.1))
 
 
 def test_a_module_registered_under_two_names_is_the_module_that_is_called() -> None:

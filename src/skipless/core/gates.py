@@ -68,6 +68,7 @@ class Gates:
     functions: frozenset[object]
     parts: frozenset[object]
     pooled: frozenset[object]
+    tokens: frozenset[object]  # concatenations of constants at places of their own
 
 
 def find_gates(record: Recorded[T], roles: Mapping[T, Roles]) -> Gates:
@@ -76,10 +77,15 @@ def find_gates(record: Recorded[T], roles: Mapping[T, Roles]) -> Gates:
     functions, parts = set[object](), set[object]()
     cut: dict[T, frozenset[T]] = {}  # the parts of channels that a tensor is computed from
     pooled = set[T]()  # what has one number for all places
+    tokens = set[T]()
     for tensor, operation in operations.items():
         sources = [source for source in operation.sources if source is not None]
         if all(s in pooled for s in sources) or _pools_all(record, tensor, operation):
             pooled.add(tensor)
+        if isinstance(operation, rec.Concatenation) and len(sources) == 1:
+            known = roles[sources[0]]
+            beside = operation.axis in known.channels | known.samples
+            tokens |= {tensor} if known.channels and not beside else set()
         match operation:
             case rec.Move(part=tuple() as part) if part[0] in roles[sources[0]].channels:
                 cut[tensor] = frozenset({tensor})
@@ -92,7 +98,7 @@ def find_gates(record: Recorded[T], roles: Mapping[T, Roles]) -> Gates:
         parts.update(_disjoint([cut.get(s, frozenset()) for s in sources], operations))
         if operation.product:
             functions.update(_before_moves(source, operations) for source in sources)
-    return Gates(frozenset(functions), frozenset(parts), frozenset(pooled))
+    return Gates(frozenset(functions), frozenset(parts), frozenset(pooled), frozenset(tokens))
 
 
 def _pools_all(record: Recorded[T], tensor: T, operation: rec.Operation[T]) -> bool:
@@ -191,8 +197,14 @@ def _ancestors(nodes: Sequence[Node], index: int) -> set[int]:
     return found
 
 
-def pooled_gate(gate: Node) -> str:
-    """How far off q is if what a gate reads averages out to zero instead of keeping its q value."""
+def pooled_gate(factors: Sequence[Node], pooled: Sequence[bool]) -> str:
+    """How far off q is if what a gate reads averages out to zero instead of keeping its q value.
+
+    Empty if none of the `factors`, or all of them, are `pooled`.
+    """
+    if all(pooled) or not any(pooled):
+        return ""
+    gate = factors[pooled.index(True)]
     if not isinstance(gate, Fixed):
         return "gate of pooled signals"
     least = float(gate.function(0.0)) ** 2 / q_map(gate.function, 1.0)

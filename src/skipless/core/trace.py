@@ -255,6 +255,9 @@ class _Reader(Generic[T]):
 
     def _concatenate(self, tensor: T, operation: rec.Concatenation[T]) -> None:
         parts = [part for part in operation.sources if part is not None]
+        if tensor in self._gates.tokens:
+            self.notes.approximate.append(f"constants joined at {self.record.origin(tensor)}")
+            return self._set(tensor, "move", self._at(parts[0], tensor), parts)
         if len(parts) < len(operation.sources):
             raise NotDerivedError(
                 f"{self.record.origin(tensor)} concatenates the signal with a constant, which has "
@@ -300,14 +303,11 @@ class _Reader(Generic[T]):
         sources = operation.sources
         factors = [self._scaled(source, tensor) for source in sources]
         nodes, where = [node for node, _ in factors], self.record.origin(tensor)
-        if not all(
-            are_independent(self._builder.nodes, a, b, self._weights)
-            for a, b in combinations(nodes, 2)
-        ):
+        known = self._builder.nodes
+        if not all(are_independent(known, *two, self._weights) for two in combinations(nodes, 2)):
             raise NotDerivedError(rec.combines_branches(where, operation.name), [tensor])
         pooled = [source in self._gates.pooled for source in sources]
-        gates = [node for node, alike in zip(nodes, pooled, strict=True) if alike]
-        rough = pooled_gate(self._builder.nodes[gates[0]]) if gates and not all(pooled) else ""
+        rough = pooled_gate([known[node] for node in nodes], pooled)
         node = self._builder.product(nodes, rough=rough, origin=where)
         scale = math.prod(scale for _, scale in factors)
         self._set(tensor, "product", node, sources)

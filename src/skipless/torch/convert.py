@@ -51,6 +51,26 @@ _DROPOUTS: dict[str, Callable[[float], nn.Module]] = {
 _STOCK_FORWARDS = {cls.forward for cls in ops.STOCK_LAYERS}
 
 
+class DropPath(nn.Module):
+    """Stochastic depth: in training, a branch is zero for some samples, and larger for the rest.
+
+    It is kept with probability `keep`, drawn for each index along `axes`, such as that of samples.
+    """
+
+    def __init__(self, keep: float, axes: Sequence[int] = (0,)) -> None:
+        super().__init__()
+        self.keep, self.axes = keep, tuple(axes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training or self.keep == 1.0:
+            return x
+        shape = [size if axis in self.axes else 1 for axis, size in enumerate(x.shape)]
+        return x * x.new_empty(shape).bernoulli_(self.keep) / self.keep
+
+    def extra_repr(self) -> str:
+        return f"keep={self.keep:g}"
+
+
 class ConvertedModel(nn.Module):
     """What `convert` returns: a model with a report; of the class of the original, or a graph."""
 
@@ -307,7 +327,7 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
 
     def reads(self, tensor: fx.Node) -> Sequence[fx.Node]:
         step = self.reading.steps.get(tensor)
-        if step is not None and self._layer(tensor):
+        if step is not None and (self._layer(tensor) or self._drops(tensor)):
             return step.inputs
         now = self.reading.inputs.get(tensor, {})
         return [now.get(a, a) for a in tensor.all_input_nodes]
@@ -352,6 +372,8 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
             if isinstance(layer, nn.modules.dropout._DropoutNd):
                 layer.inplace = False  # what it would overwrite may have other readers now
             return self._call(own, layer, inputs)
+        if self._drops(tensor):
+            return self._drop_path(tensor, path, inputs)
         if step.kind == "move" and name in _DROPOUTS:
             return self._dropout(tensor, use)
         return self._function(tensor, use)
@@ -364,6 +386,21 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
         given = use(self.reading.inputs.get(tensor, {}).get(source, source))
         path, _ = ops.called_module(tensor)
         return self._call(self._free(path, name), _DROPOUTS[name](rate), [given])
+
+    def _drops(self, tensor: fx.Node) -> bool:
+        """Whether a random factor is all that `tensor` has."""
+        step = self.reading.steps.get(tensor)
+        product = ops.plain_operation(tensor) in ("mul", "div")
+        return step is not None and step.kind == "move" and product
+
+    def _drop_path(self, tensor: fx.Node, path: str, inputs: Sequence[fx.Node]) -> fx.Node:
+        """Stochastic depth as a module, which knows training from evaluation."""
+        factors = [a for a in tensor.all_input_nodes if a not in self.reading.steps]
+        keep = ops.kept_share(factors[0]) if factors else None
+        if keep is None:
+            return inputs[0]
+        axes = [axis for axis, size in enumerate(ops.sizes(factors[0])) if size > 1]
+        return self._call(self._free(path, "drop_path"), DropPath(keep, axes), inputs)
 
     def activation(self, tensor: fx.Node, x: fx.Node) -> fx.Node:
         """A call of the module that was only an activation, or of a new one inside of it."""

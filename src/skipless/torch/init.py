@@ -10,6 +10,7 @@ in float32, or float64 for weights of that type, on the device of the `generator
 """
 
 import math
+import operator
 import reprlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -191,7 +192,7 @@ def initialize_(
         else:
             continue
         drawn.update(id(parameter) for parameter in module.parameters(recurse=False))
-    for _, weight, bias, groups, strides, right in _called_layers(model):
+    for _, weight, bias, groups, strides, right, _ in _called_layers(model):
         if weight is not None:
             draw_layer_(weight, bias, groups, strides, right)
     left = ((name, id(parameter)) for name, parameter in model.named_parameters())
@@ -341,6 +342,7 @@ class _CalledLayer(NamedTuple):
     groups: int
     strides: Sequence[int]
     right: bool  # whether the weight is a matrix (in, out)
+    is_fixed: bool  # whether its weight is a buffer, as that of a blur
 
 
 def _called_layers(model: nn.Module) -> Iterator[_CalledLayer]:
@@ -351,13 +353,15 @@ def _called_layers(model: nn.Module) -> Iterator[_CalledLayer]:
         names = [argument.name for argument in target._schema.arguments]
         given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
         right = name in ("mm", "addmm", "matmul")
+        buffers = dict(model.named_buffers())
+        is_fixed = any(isinstance(a, fx.Node) and str(a.target) in buffers for a in given.values())
         weight, bias = given.get("weight"), given.get("bias")
         if right:
             weight, bias = given.get("mat2", given.get("other")), None
             bias = given["self"] if name == "addmm" else None
         weight, bias = _parameter(model, weight), _parameter(model, bias)
         strides = given.get("stride", (1,)) if name.startswith("conv_transpose") else ()
-        yield _CalledLayer(node, weight, bias, given.get("groups", 1), strides, right)
+        yield _CalledLayer(node, weight, bias, given.get("groups", 1), strides, right, is_fixed)
 
 
 def require_parameters(model: fx.GraphModule, kept: Collection[str]) -> None:
@@ -366,7 +370,8 @@ def require_parameters(model: fx.GraphModule, kept: Collection[str]) -> None:
     The nodes named in `kept` are inside of parts that stay as they are.
     """
     for layer in _called_layers(model):
-        if layer.weight is None and layer.node.name not in kept:
+        fixed = layer.is_fixed or layer.node.name in kept
+        if layer.weight is None and not fixed:
             raise UnsupportedModelError(
                 f"{origin(layer.node)} computes {operation(layer.node)} with something that is no "
                 "parameter of the model, so that it cannot be drawn. Remove weight normalisation "
@@ -376,5 +381,6 @@ def require_parameters(model: fx.GraphModule, kept: Collection[str]) -> None:
 
 def _parameter(model: nn.Module, argument: object) -> nn.Parameter | None:
     if isinstance(argument, fx.Node) and argument.op == "get_attr":
-        return model.get_parameter(str(argument.target))
+        found = operator.attrgetter(str(argument.target))(model)
+        return found if isinstance(found, nn.Parameter) else None
     return None

@@ -1,6 +1,5 @@
 """PyTorch's operations by what they mean to the theory: their names, axes, memory and modules."""
 
-import operator
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.export import ExportedProgram
 
 from skipless.core.record import AxisMap
 
@@ -27,14 +25,18 @@ MOVES = {
     "upsample_nearest3d", "slice", "expand", "alias", "movedim", "unflatten", "pixel_shuffle",
     "pixel_unshuffle", "channel_shuffle", "select", "narrow", "getitem", "chunk", "split",
     "split_with_sizes", "flip", "roll", "repeat", "swapaxes", "numpy_T", "unsafe_chunk",
-    "expand_as",
+    "expand_as", "reshape_as", "view_as", "swapdims", "unbind", "im2col", "tile", "nan_to_num",
+    "type_as", "lift_fresh_copy", "positive", "rot90", "unsafe_split",
 }  # fmt: skip
 APPROXIMATE_MOVES = {
     "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
     "adaptive_max_pool3d", "upsample_bilinear2d", "upsample_linear1d", "upsample_bicubic2d",
-    "max", "amax",
+    "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "max", "amax",
 }  # fmt: skip
 DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
+# What only takes its shape from a tensor; and what draws random numbers.
+BLANKS = {"new_empty", "new_zeros", "new_ones", "new_full", "empty_like", "rand_like", "randn_like"}
+RANDOM = {"bernoulli", "rand", "rand_like", "uniform"}
 CONCATENATIONS = {"cat", "concat", "concatenate"}
 NORMS = {"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"}
 POINTWISE = {
@@ -129,7 +131,7 @@ def origin(node: fx.Node) -> str:
 
 
 _PRODUCTS = {"linear": 0, "matmul": 0, "mm": 0, "addmm": 1}  # and the place of the left factor
-_PERMUTATIONS = {"permute", "transpose", "t", "movedim", "swapaxes", "numpy_T"}
+_PERMUTATIONS = {"permute", "transpose", "t", "movedim", "swapaxes", "swapdims", "numpy_T"}
 _REDUCTIONS = {"mean", "max", "amax"}
 _CUTS = {"chunk", "unsafe_chunk", "split", "split_with_sizes", "unbind"}
 _POOL = re.compile(r"(adaptive_)?(?:avg|max)_pool([123])d")
@@ -153,6 +155,10 @@ def axis_map(move: fx.Node, source: fx.Node) -> AxisMap:
         assert callable(move.target)
         shape = move.target(distinct, *move.args[1:], **move.kwargs).shape
         return AxisMap(tuple((shape.index(size),) for size in distinct.shape))
+    if name == "im2col":  # patches become channels
+        samples, channels, *_ = range(len(before)) if len(before) == 4 else (-1, 0)
+        places = (((channels + 1),) for _ in before[channels + 1 :])
+        return AxisMap((*(((samples),),) * (samples == 0), (channels,), *places))
     if name == "pixel_shuffle":  # channels become locations, along both axes
         *others, channels, height, width = range(len(before))
         spread = (channels, height, width)
@@ -251,23 +257,16 @@ def argument(node: fx.Node, place: int, name: str, default: object = None) -> An
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
-def write_out_gates(program: ExportedProgram) -> None:
-    """Write every `glu` of a recorded program as the product of its halves, one in a sigmoid."""
-    graph, aten = program.graph, torch.ops.aten
-    for node in graph.find_nodes(op="call_function", target=aten.glu.default):
-        with graph.inserting_before(node):
-            halves = graph.call_function(
-                aten.chunk.default, (node.args[0], 2, argument(node, 1, "dim", -1))
-            )
-            signal, logit = (graph.call_function(operator.getitem, (halves, i)) for i in range(2))
-            gate = graph.call_function(aten.sigmoid.default, (logit,))
-            product = graph.call_function(aten.mul.Tensor, (signal, gate))
-        for new in (halves, signal, logit, gate, product):
-            arguments = fx.map_arg(new.args, lambda a: a.meta["val"])
-            target: Any = new.target
-            new.meta = {**node.meta, "val": target(*arguments)}
-        node.replace_all_uses_with(product)
-        graph.erase_node(node)
+def kept_share(random: fx.Node) -> float | None:
+    """The probability that a random factor of `random` keeps a number, as far as it is recorded."""
+    waiting = [random]
+    while waiting:
+        node = waiting.pop()
+        numbers = [a for a in node.args if isinstance(a, float) and 0.0 < a <= 1.0]
+        if plain_operation(node) in ("bernoulli", "add") and numbers:
+            return numbers[0]
+        waiting += [a for a in node.all_input_nodes if plain_operation(node) not in BLANKS]
+    return None
 
 
 VIEWS = {

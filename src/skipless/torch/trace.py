@@ -29,6 +29,7 @@ from .activations import ShapedActivation
 from .normalize import PerLocationNormalization
 from .operations import Memory, called_module, operation, origin, plain_operation, sizes
 from .parts import Known, Parts
+from .rewrite import write_out
 
 _ARITHMETIC = ("add", "sub", "mul", "div")
 
@@ -133,6 +134,8 @@ class Description(Recorded[fx.Node]):
         self._constants: dict[fx.Node, torch.Tensor | None] = {}
         self._shaped: dict[fx.Node, tuple[str, fx.Node]] = {}  # the call, and what it reads
         self._memory = Memory()
+        self._learned: set[fx.Node] = set()  # parameters, buffers, and what is computed from them
+        self._random: set[fx.Node] = set()
         specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
         state = {**program.state_dict, **program.constants}
         for node in program.graph.nodes:
@@ -143,6 +146,8 @@ class Description(Recorded[fx.Node]):
             elif node.op == "placeholder":
                 tensor = state.get(specs[node.name].target or "")
                 self._constants[node] = tensor if isinstance(tensor, torch.Tensor) else None
+                if specs[node.name].kind in (InputKind.PARAMETER, InputKind.BUFFER):
+                    self._learned.add(node)
 
     @property
     def outputs(self) -> Sequence[fx.Node]:
@@ -195,8 +200,14 @@ class Description(Recorded[fx.Node]):
         fx.map_arg((node.args, node.kwargs), lambda a: sources.append(now[a]))
         sources = [a for a in sources if self._depends_on_input(a)]
         computes = isinstance(node.meta.get("val"), torch.Tensor | list | tuple)
-        if not sources or not computes:  # BatchNorm's count of batches, the size of a tensor
+        blank = plain_operation(node) in ops.BLANKS  # of the shape of a signal, but no signal
+        if not sources or not computes or blank:
+            # BatchNorm's count of batches, the size of a tensor, or a constant
             self._constants[node] = None if sources else self._constant(node)
+            if all(a in self._learned for a in now) and now:
+                self._learned.add(node)
+            if plain_operation(node) in ops.RANDOM or not self._random.isdisjoint(now):
+                self._random.add(node)
             return
         described = self._describe(node, sources)
         if (reader := self._memory.follow(node, sources[0])) is not None:
@@ -235,6 +246,8 @@ class Description(Recorded[fx.Node]):
             return rec.Move((first,), operation(node), axes, approximate, part=part)
         if name in ops.CONCATENATIONS:
             return self._concatenation(node)
+        if len(set(sources)) == 1 and (constant := self._with_constant(node, first)) is not None:
+            return constant
         if name in _ARITHMETIC or name in ops.POINTWISE:
             alpha: Any = node.kwargs.get("alpha", 1)
             sums = {"add": (1.0, float(alpha)), "sub": (1.0, -float(alpha))}
@@ -246,17 +259,63 @@ class Description(Recorded[fx.Node]):
         inner = about not in (ops.UNKNOWN, ops.PROBABILITIES)
         return rec.Unsupported(message, tuple(sources), inner)
 
+    def _with_constant(self, node: fx.Node, source: fx.Node) -> rec.Operation[fx.Node] | None:
+        """What combines a signal with random or learned tensors, if it does: nothing that counts.
+
+        Random factors drop whole samples (stochastic depth). Learned or fixed numbers for each
+        channel belong to a normalisation; right behind a layer, they are its bias. Those for each
+        place, such as position embeddings, are small at first, and stay.
+        """
+        name, now = plain_operation(node), self.inputs[node]
+        others = [tensor for tensor in now.values() if tensor is not source]
+        if name in ("mul", "div") and self._scales_randomly(node, source, others):
+            return self._identity(node, source)
+        known = [a for a in others if a in self._learned]
+        uneven = [a for a in known if _uniform_number(self._constants.get(a)) is None]
+        if name not in (*_ARITHMETIC, "addcmul") or not known or len(known) < len(others):
+            return None
+        if not uneven and name != "addcmul":
+            return None
+        if any(sum(size > 1 for size in sizes(a)) > 1 for a in known):
+            return self._identity(node, source, "learned or fixed numbers at places")
+        if source is self.input or isinstance(self.operations.get(source), rec.Preparation):
+            return rec.Preparation((source,))
+        if name == "add" and isinstance(self.operations.get(source), rec.Layer):
+            return rec.Bias((source,))
+        return rec.Norm((source,))
+
+    def _scales_randomly(self, node: fx.Node, source: fx.Node, others: Sequence[fx.Node]) -> bool:
+        """Whether a random factor, or the number that makes up for it, is all that `node` adds."""
+        if not self._random.isdisjoint(others):
+            return True
+        if others or operation(node) not in ("div", "div_"):
+            return False
+        readers = [a for user in node.users for a in user.all_input_nodes]
+        before = self.operations.get(source)
+        after_random = isinstance(before, rec.Move) and before.name in ("mul", "mul_")
+        return after_random or (len(node.users) == 1 and not self._random.isdisjoint(readers))
+
+    def _identity(self, node: fx.Node, source: fx.Node, note: str = "") -> rec.Move[fx.Node]:
+        axes = rec.AxisMap.between(sizes(source), sizes(node))
+        return rec.Move((source,), operation(node), axes, note)
+
     def _shaped_call(self, node: fx.Node) -> str | None:
         stack: Mapping[str, tuple[str, object]] = node.meta.get("nn_module_stack") or {}
         modules = ((call, self._modules.get(path)) for call, (path, _) in stack.items())
         return next((call for call, m in modules if isinstance(m, ShapedActivation)), None)
 
-    def _layer(self, node: fx.Node, sources: Sequence[fx.Node]) -> rec.Layer[fx.Node]:
+    def _layer(self, node: fx.Node, sources: Sequence[fx.Node]) -> rec.Operation[fx.Node]:
         source, now = sources[0], self.inputs[node]
         place = 8 if ops.operation(node) == "convolution" else 6
         groups = ops.argument(node, place, "groups", 1)
         channels = sizes(source)[1] // groups if isinstance(groups, int) and groups > 1 else None
         given = next(a for a in now if now[a] is source)
+        weight = node.args[1]
+        if channels == 1 and isinstance(weight, fx.Node) and self._is_fixed(weight):
+            axes = rec.AxisMap.between(sizes(source), sizes(node))  # blurs each channel
+            return rec.Move((source,), operation(node), axes, "fixed filter")
+        if isinstance(weight, fx.Node) and (plain := self._standardised(weight)) is not None:
+            now[weight] = plain  # what is written anew has the weight itself
         return rec.Layer(
             tuple(sources),
             weights=next((a for a in now if a.op == "placeholder" and a in self._constants), None),
@@ -266,10 +325,44 @@ class Description(Recorded[fx.Node]):
             depthwise=channels == 1 and sizes(node)[1] == groups,
         )
 
-    def _concatenation(self, node: fx.Node) -> rec.Concatenation[fx.Node]:
+    def _is_zero(self, constant: fx.Node) -> bool:
+        known = self._constants.get(constant)
+        zeros = plain_operation(constant) in ("new_zeros", "zeros", "zeros_like")
+        return zeros or (
+            known is not None and not isinstance(known, nn.Parameter) and not known.any()
+        )
+
+    def _parameters(self, constant: fx.Node) -> list[fx.Node]:
+        """The parameters that a learned tensor is computed from."""
+        found, waiting = list[fx.Node](), [constant]
+        while waiting:
+            node = waiting.pop()
+            waiting += node.all_input_nodes
+            if isinstance(self._constants.get(node), nn.Parameter):
+                found.append(node)
+        return found
+
+    def _is_fixed(self, weight: fx.Node) -> bool:
+        """Whether a weight is a buffer, or made of buffers."""
+        return weight in self._learned and not self._parameters(weight)
+
+    def _standardised(self, weight: fx.Node) -> fx.Node | None:
+        """The parameter that a computed weight is made of, as by weight standardisation."""
+        if weight.op == "placeholder" or weight not in self._learned:
+            return None
+        alike = [a for a in self._parameters(weight) if sizes(a) == sizes(weight)]
+        return alike[0] if alike else None
+
+    def _concatenation(self, node: fx.Node) -> rec.Operation[fx.Node]:
         given, axis = node.args[0], ops.argument(node, 1, "dim", 0)
         assert isinstance(given, list | tuple)
         parts = [self._memory.latest(part) for part in given if isinstance(part, fx.Node)]
+        signals = [part for part in parts if self._depends_on_input(part)]
+        zeros = [part for part in parts if part not in signals and self._is_zero(part)]
+        if len(signals) == 1 and zeros and len(zeros) == len(parts) - 1:
+            move = rec.AxisMap.identity(self.rank(node))
+            axes = rec.AxisMap(move.to, padded=frozenset({axis % self.rank(node)}))
+            return rec.Move((signals[0],), "cat", axes)
         return rec.Concatenation(
             tuple(part if self._depends_on_input(part) else None for part in parts),
             widths=[float(sizes(part)[axis]) for part in parts],
@@ -340,7 +433,7 @@ def _export(
                 f"torch.export failed on {type(model).__name__} with input shape "
                 f"{tuple(example.shape)}: {rec.explain_failure(error, advice)}"
             ) from error
-        ops.write_out_gates(program)
+        write_out(program)
         return program
 
 
