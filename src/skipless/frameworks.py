@@ -74,8 +74,8 @@ def convert(
         shortcut_weight: Residual sums become $w\,x + \sqrt{1-w^2}\,\mathcal R(x)$; 0 removes
             shortcuts, None keeps the proportions of every sum.
         clamp: Take the nearest target within reach instead of raising `UnreachableTargetError`.
-        native: Arguments that one framework alone has: `generator` in PyTorch, `rngs` in Flax,
-            `seed` in Keras, and `function`.
+        native: Arguments that one framework alone has: `generator` and `trainable_slope` in
+            PyTorch, `rngs` in Flax, `seed` in Keras, and `function`.
     """
     options = {"activation": activation, "shortcut_weight": shortcut_weight, "clamp": clamp}
     return _room(model, (example,)).convert(model, example, method, **options, **native)

@@ -138,6 +138,7 @@ def test_options_that_do_not_change_the_numbers_may_change_on_resuming() -> None
         {"optimizer": "kfac", "kfac_burn_in": 1, "norm": "batch"},
         {"optimizer": "lars", "norm": "layer"},
         {"optimizer": "sgd", "activation": "prelu", "clip": 1.0},
+        {"optimizer": "sgd", "method": "tat", "trainable_slope": "channel"},
     ],
 )
 def test_bfloat16_trains_nearly_as_float32_and_resumes_exactly(

@@ -237,6 +237,8 @@ def plan(
 class Writer(ABC, Generic[T, V]):
     """Makes the parts of a new model from recorded tensors."""
 
+    trains_slopes = False  # of leaky ReLUs
+
     @abstractmethod
     def tensors(self) -> Iterator[T]:
         """All recorded tensors, constants included, in order of evaluation."""
@@ -370,7 +372,8 @@ class _Process(Generic[T, V]):
             solution = self.plan.solution
             name = "TReLU" if solution.is_rectifier else f"shaped {solution.activation}"
             own = "function of its own" if step.own else "activation"
-            self._changed(f"{own} replaced by {name}", tensor)
+            trained = ", its slope trained" if self.writer.trains_slopes else ""
+            self._changed(f"{own} replaced by {name}{trained}", tensor)
         return self._activated[step.node]
 
     def _scale_gate(self, tensor: T, step: Step[T]) -> V:

@@ -21,7 +21,7 @@ from skipless.core.graph import Graph
 from skipless.core.maps import q_map
 from skipless.core.solution import DKS, EOC, TAT, Method
 from skipless.core.solve import solve
-from skipless.torch.activations import ShapedActivation
+from skipless.torch.activations import ShapedActivation, Slopes, TrainableTReLU, which_slopes
 from skipless.torch.init import Distribution, initialize_
 from skipless.torch.trace import trace
 
@@ -100,6 +100,7 @@ def create_model(
     drop_rate: float = 0.0,
     distribution: Distribution = "orthogonal",
     delta: bool = True,
+    trainable_slope: bool | Slopes = False,
     generator: torch.Generator | None = None,
 ) -> ResNet | MLP:
     r"""The network called `name`, with freshly drawn weights.
@@ -135,6 +136,8 @@ def create_model(
         drop_rate: Dropout before the logits.
         distribution: Of weights: Orthogonal Delta, or Gaussian at the centre.
         delta: If false, draw whole kernels.
+        trainable_slope: Train the slopes of leaky ReLU from those that TAT finds, one for each
+            "channel" (True) or "layer".
         generator: Of random numbers; by default torch's own.
 
     >>> model = create_model("mlp20", in_chans=1, img_size=8, num_classes=10, width=32)
@@ -165,7 +168,9 @@ def create_model(
                 "of the images, such as 28, or 1 for vectors of in_chans numbers."
             )
         inputs *= math.prod(sides)
-    factory, sigmas, shaping = choose_activation(plan, activation, negative_slope, method, clamp)
+    factory, sigmas, shaping = choose_activation(
+        plan, activation, negative_slope, method, clamp, which_slopes(trainable_slope)
+    )
     network = build_network(
         plan, factory, inputs=inputs, num_classes=int(num_classes), drop_rate=drop_rate
     )
@@ -215,9 +220,19 @@ def nearest_wide_depths(depth: int) -> tuple[int, ...]:
 
 
 def choose_activation(
-    plan: Plan, activation: str | None, slope: float | None, method: Method | None, clamp: bool
+    plan: Plan,
+    activation: str | None,
+    slope: float | None,
+    method: Method | None,
+    clamp: bool,
+    slopes: Slopes | None,
 ) -> tuple[ActivationFactory, dict[str, float], Shaping | None]:
     """The activation of a network, the σ_w and σ_b that go with it, and how it was solved for."""
+    if slopes is not None and (activation == "prelu" or (method is None and plan.norm != "none")):
+        raise ValueError(
+            "trainable_slope starts from the slope that TAT finds, and needs method=TAT(). The "
+            "slopes of activation='prelu', which starts from negative_slope, are trained anyway."
+        )
     if activation == "prelu":
         if method is not None:
             raise ValueError(
@@ -240,7 +255,10 @@ def choose_activation(
     phi = look_up(usual if activation is None else activation, slope)
     graph = _graph(plan.thin())
     solution = solve(graph, method, phi, clamp=clamp)
-    factory = lambda _: ShapedActivation.from_solution(solution)
+    factory: ActivationFactory = lambda _: ShapedActivation.from_solution(solution)
+    if slopes is not None:
+        TrainableTReLU.of(solution)  # which says what is wrong
+        factory = lambda n: TrainableTReLU.of(solution, n if slopes == "channel" else 1)
     sigmas = {"sigma_w": solution.sigma_w, "sigma_b": solution.sigma_b}
     return factory, sigmas, Shaping(method, graph, solution)
 

@@ -43,6 +43,7 @@ from torch import Tensor, nn
 
 from skipless.core.graph import Graph
 from skipless.core.solution import Method, Solution
+from skipless.torch.activations import TrainableTReLU
 
 Norm = Literal["none", "batch", "layer"]
 Stem = Literal["imagenet", "cifar"]
@@ -262,6 +263,6 @@ def build_network(
             network = MLP(plan, activation, in_features=inputs, **ends)
     network.to_empty(device=device)
     for module in network.modules():
-        if isinstance(module, nn.PReLU):  # initialised here, not drawn
+        if isinstance(module, nn.PReLU | TrainableTReLU):  # initialised here, not drawn
             module.reset_parameters()
     return network

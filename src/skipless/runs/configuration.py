@@ -180,6 +180,9 @@ class Configuration(Settings, OptimizerOptions, DataOptions, NetworkOptions):
     distribution: Literal["orthogonal", "gaussian"] = option(
         "orthogonal", "Distribution of the initial weights."
     )
+    trainable_slope: Literal["channel", "layer"] | None = option(
+        None, "Train TReLU's slopes from those that TAT finds, one per channel or layer."
+    )
     delta: bool = option(True, "Initialise only the centre of each kernel, the rest to zero.")
     teacher: str | None = option(None, "Network to distil: a run's folder, or a checkpoint in it.")
     teacher_weight: float = option(0.9, "Weight of the teacher's soft labels in the loss.")

@@ -195,6 +195,8 @@ def create_network(
     has_shortcuts = parse_name(configuration.model)[0] != "mlp"
     if method is not None and weight is None and configuration.norm is None and has_shortcuts:
         weight = 0.0  # what shaping is for
+    if (slopes := configuration.trainable_slope) is not None and configuration.method != "tat":
+        raise ValueError("--trainable-slope starts from the slopes that --method tat finds; add it")
     return create_model(
         configuration.model,
         num_classes=num_classes,
@@ -210,6 +212,7 @@ def create_network(
         drop_rate=configuration.dropout,
         distribution=configuration.distribution,
         delta=configuration.delta,
+        trainable_slope=slopes or False,
     )
 
 

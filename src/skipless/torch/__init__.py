@@ -11,7 +11,7 @@ from skipless._deprecated import renamed_names
 from skipless.core.convert import ConversionReport
 from skipless.core.measure import Check, Measurement
 
-from .activations import ShapedActivation, TReLU, function
+from .activations import ShapedActivation, TrainableTReLU, TReLU, function
 from .convert import ConvertedModel, convert
 from .fold import fold
 from .init import (
@@ -28,10 +28,10 @@ from .trace import UnsupportedModelError, trace
 
 __all__ = [
     "Check", "ConversionReport", "ConvertedModel", "Measurement", "PerLocationNormalization",
-    "ShapedActivation", "TReLU", "UnsupportedModelError", "check", "convert", "delta_", "fold",
-    "function", "gaussian_fan_in_", "initialize_", "load", "measure", "normalize_per_location",
-    "normalize_per_sample", "pair_inputs", "save", "scaled_uniform_orthogonal_", "trace",
-    "transposed_delta_",
+    "ShapedActivation", "TReLU", "TrainableTReLU", "UnsupportedModelError", "check", "convert",
+    "delta_", "fold", "function", "gaussian_fan_in_", "initialize_", "load", "measure",
+    "normalize_per_location", "normalize_per_sample", "pair_inputs", "save",
+    "scaled_uniform_orthogonal_", "trace", "transposed_delta_",
 ]  # fmt: skip
 
 __getattr__ = renamed_names(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
-from typing import Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,12 @@ from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue]
 from torch.compiler import is_dynamo_compiling
 
 from skipless.core import activations as core
+from skipless.core.arguments import whole_number
 from skipless.core.solution import Solution, require_solution
 
 Function = Callable[[Tensor], Tensor]
+
+Slopes = Literal["channel", "layer"]  # which slopes of an activation are trained
 
 HALF = frozenset((torch.bfloat16, torch.float16))
 
@@ -95,6 +98,21 @@ _TABLE: dict[str, Function] = {
     "square": torch.square, "squareplus": squareplus, "tanh": torch.tanh,
     "tanh_shrink": tanh_shrink,
 }  # fmt: skip
+
+
+def which_slopes(trainable_slope: bool | Slopes) -> Slopes | None:
+    """Which slopes the argument `trainable_slope` has trained; True is one for each channel.
+
+    >>> which_slopes(True), which_slopes("layer"), which_slopes(False)
+    ('channel', 'layer', None)
+    """
+    if isinstance(trainable_slope, bool):
+        return "channel" if trainable_slope else None
+    if trainable_slope not in ("channel", "layer"):
+        raise ValueError(
+            f"trainable_slope must be True, False, 'channel' or 'layer', got {trainable_slope!r}"
+        )
+    return trainable_slope
 
 
 def function(name: str | core.Activation, negative_slope: float | None = None) -> Function:
@@ -267,6 +285,64 @@ class TReLU(ShapedActivation):
         slope, scale = constants["negative_slope"], constants["output_scale"]
         super()._set_constants({"negative_slope": slope, "output_scale": scale}, device)
         self._kernel = (_LIFT, scale, slope / _LIFT) if 0.5 <= scale <= 2.0 else None
+
+
+class TrainableTReLU(ShapedActivation):
+    r"""γ (max(x, 0) + a min(x, 0)), a TReLU whose slope a below zero is trained, from α; γ stays.
+
+    It is an `nn.PReLU` times a constant: `weight` holds one slope, or one for each channel on axis
+    1, in the model's own type. Optimisers treat it as that of `nn.PReLU`, and `fold` makes one.
+
+    Before the first step it is the `TReLU` of the same slope:
+
+    >>> x = torch.linspace(-2.0, 2.0, 5)
+    >>> torch.equal(TrainableTReLU(0.25)(x), TReLU(0.25)(x))
+    True
+    """
+
+    def __init__(
+        self, negative_slope: float, output_scale: float | None = None, num_parameters: int = 1
+    ) -> None:
+        if output_scale is None:
+            output_scale = core.trelu_scale(negative_slope)
+        core.leaky_relu(negative_slope)  # which says what is wrong
+        whole_number("num_parameters", num_parameters, 1)
+        super().__init__("relu", output_scale=output_scale)
+        self.name = "prelu"
+        self.initial_slope = float(negative_slope)
+        self.weight = nn.Parameter(torch.empty(num_parameters))
+        self.reset_parameters()
+
+    @staticmethod
+    def of(solution: Solution, num_parameters: int = 1) -> TrainableTReLU:
+        """The φ̂ of `solution`, which must be a leaky ReLU times a constant, as under TAT."""
+        require_solution(solution)
+        slope = solution.base.negative_slope
+        if slope is None or not solution.is_rectifier:
+            raise ValueError(
+                "trainable_slope needs a leaky ReLU without shifts, as TAT finds it, got "
+                f"{solution.activation}. Use TAT() with activation='leaky_relu', or leave "
+                "trainable_slope out."
+            )
+        return TrainableTReLU(slope, solution.constants["output_scale"], num_parameters)
+
+    def reset_parameters(self) -> None:
+        """Set all slopes to the one that they start from."""
+        nn.init.constant_(self.weight, self.initial_slope)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype in HALF:
+            return self.forward(x.float()).to(x.dtype)
+        return F.prelu(x, self.weight.to(x.dtype)) * self._floats["output_scale"]
+
+    def native(self) -> nn.PReLU:
+        """The same without its output scale."""
+        plain = nn.PReLU(self.weight.numel(), device=self.weight.device, dtype=self.weight.dtype)
+        plain.weight = self.weight
+        return plain
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, num_parameters={self.weight.numel()}"
 
 
 # Of all kernels in ATen, only ELU's backward has a factor on either side of zero. In terms of ELU's

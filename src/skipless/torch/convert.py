@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from skipless.core.solution import TAT, Method
 from skipless.core.summary import name_range
 
 from . import operations as ops
-from .activations import ShapedActivation
+from .activations import ShapedActivation, Slopes, TrainableTReLU, which_slopes
 from .init import initialize_, require_parameters
 from .normalize import PerLocationNormalization
 from .parts import Known, Parts
@@ -106,6 +106,7 @@ def convert(
     function: Callable[[torch.Tensor], torch.Tensor] | None = None,
     clamp: bool = False,
     strict: bool = False,
+    trainable_slope: bool | Slopes = False,
     generator: torch.Generator | None = None,
 ) -> ConvertedModel:
     r"""A new model like `model`, shaped by `method`; its `skipless_report` says what was done.
@@ -140,6 +141,8 @@ def convert(
         function: φ in tensors, if `activation` is an `Activation` of your own.
         clamp: Whether to take the nearest target, with a warning, if it is out of reach.
         strict: Whether to refuse parts that no formula covers, instead of measuring them.
+        trainable_slope: Whether the slopes of leaky ReLUs are trained, from those that TAT finds:
+            one for each "channel" (True) or "layer", as in `nn.PReLU`.
         generator: The source of the new weights.
 
     >>> blocks = [m for _ in range(20) for m in (nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU())]
@@ -149,7 +152,8 @@ def convert(
     """
     require_example(model, example)
     layout = Layout(tuple(example.shape), str(example.dtype).removeprefix("torch."))
-    recipe = Recipe(layout, method, activation, shortcut_weight, clamp)
+    slopes = which_slopes(trainable_slope)
+    recipe = Recipe(layout, method, activation, shortcut_weight, clamp, slopes)
     return shape(model, example, recipe, function, strict=strict, generator=generator)
 
 
@@ -170,6 +174,7 @@ class Recipe:
     activation: str | Activation
     shortcut_weight: float | None
     clamp: bool
+    trainable_slope: Slopes | None = None
 
 
 def shape(
@@ -187,10 +192,11 @@ def shape(
     require_flag("strict", strict)
     choices = recipe.method, recipe.activation, recipe.shortcut_weight, recipe.clamp
     solve = lambda reading: plan(reading, *choices)
-    written = _write(model, example, solve, function, strict=strict)
+    flags: dict[str, Any] = {"strict": strict, "slopes": recipe.trainable_slope}
+    written = _write(model, example, solve, function, **flags)
     if (own := _in_own_class(written, example)) is None:
         if not sizes_are_open(written.model, written.reading.program):
-            written = _write(model, example, solve, function, strict=strict, dynamic=True)
+            written = _write(model, example, solve, function, **flags, dynamic=True)
         own = written.flat.module, _replay(written.flat.module, example), _WRITTEN_OUT
     converted, record, form = own
     parts = written.reading.parts
@@ -205,15 +211,19 @@ def shape(
             generator=generator,
             keep=kept,
         )
-    # What does not run on the example, such as a head for training, is in no record.
-    known = {id(parameter) for parameter in written.flat.module.parameters()}
-    untouched += [name for name, p in converted.named_parameters() if id(p) not in known]
+    untouched += _beside(converted, written.flat.module)
     report = written.plan.report(written.changes, untouched, kept)
     result: Any = converted
     # Measured again, with other weights, its parts would have other factors behind them.
     again = recipe if function is None and not parts.found else None
     result.skipless_report = replace(report, form=form, recipe=again)
     return result
+
+
+def _beside(model: nn.Module, written: nn.Module) -> list[str]:
+    """Parameters of `model` in no record: of what does not run, such as a head for training."""
+    known = {id(parameter) for parameter in written.parameters()}
+    return [name for name, p in model.named_parameters() if id(p) not in known]
 
 
 _WRITTEN_OUT = "The model is a torch.fx graph: code between its modules had to change."
@@ -239,14 +249,15 @@ def _write(
     function: Callable[[torch.Tensor], torch.Tensor] | None,
     *,
     strict: bool,
+    slopes: Slopes | None = None,
     dynamic: bool = False,
 ) -> _Written:
     copied = _deepcopy(with_weights(model, example))
     with signatures(copied) as known:
         reading = read(copied, example, dynamic=dynamic, strict=strict)
     planned = solve(reading)
-    shaped = lambda: ShapedActivation.from_solution(planned.solution, function).to(example.device)
-    writer = _GraphWriter(copied, reading, shaped)
+    shaper = _Shaper(planned, function, slopes, example.device)
+    writer = _GraphWriter(copied, reading, shaper)
     outputs, changes = write(planned, writer)
     writer.close(outputs)
     graph = ConvertedGraph(writer.parts, writer.new, type(model).__name__)  # pyright: ignore[reportArgumentType]
@@ -300,12 +311,43 @@ def _prove(
     return planned.require_same_maps(read(model, example, known=known).graph)
 
 
+@dataclass(frozen=True)
+class _Shaper:
+    """Makes the modules of activations."""
+
+    plan: Plan[fx.Node]
+    function: Callable[[torch.Tensor], torch.Tensor] | None
+    slopes: Slopes | None
+    device: torch.device
+
+    def kind(self, tensor: fx.Node) -> Hashable:
+        """Equal for activations that one module can compute; trained slopes are its own."""
+        return tensor if self.slopes else None
+
+    def build(self, tensor: fx.Node) -> nn.Module:
+        solution = self.plan.solution
+        if self.slopes is None:
+            return ShapedActivation.from_solution(solution, self.function).to(self.device)
+        count = 1 if self.slopes == "layer" else self._channels(tensor)
+        return TrainableTReLU.of(solution, count).to(self.device)
+
+    def _channels(self, tensor: fx.Node) -> int:
+        axes, (size,) = self.plan.reading.axes[tensor].channels, ops.sizes(tensor)[1:2]
+        if set(axes) != {1} or not isinstance(size, int):
+            raise UnsupportedModelError(
+                f"{ops.origin(tensor)} has its channels on axis {sorted(axes)}, but slopes are "
+                "along axis 1, as those of nn.PReLU. Use trainable_slope='layer'."
+            )
+        return size
+
+
 class _GraphWriter(Writer[fx.Node, fx.Node]):
     """Writes a `torch.fx` graph; layers and parameters of `model` are used under their names."""
 
-    def __init__(self, model: nn.Module, reading: Reading, shaped: Callable[[], nn.Module]) -> None:
+    def __init__(self, model: nn.Module, reading: Reading, shaper: _Shaper) -> None:
         program = reading.program
-        self.reading, self.shaped = reading, shaped
+        self.reading, self.shaper = reading, shaper
+        self.trains_slopes = shaper.slopes is not None
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.state: dict[str, Any] = {
             **program.constants,
@@ -320,7 +362,7 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
         self.parts: dict[str, nn.Module | torch.Tensor] = {}
         self.inside: set[str] = set()
         self._normalised: dict[str, fx.Node] = {}
-        self._activation_names: dict[str, str] = {}
+        self._activation_names: dict[tuple[str, Hashable], str] = {}
 
     def tensors(self) -> Iterator[fx.Node]:
         return iter(self.reading.program.graph.nodes)
@@ -405,14 +447,20 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
     def activation(self, tensor: fx.Node, x: fx.Node) -> fx.Node:
         """A call of the module that was only an activation, or of a new one inside of it."""
         path, _ = ops.called_module(tensor)
-        if path not in self._activation_names:
-            module = self.modules[path]
-            stock = type(module).__module__ == nn.modules.activation.__name__
-            bare = not list(module.parameters()) and not list(module.children())
-            alone = path and (stock or bare)
-            name = path if alone else self._free(path, "activation")
-            self._activation_names[path], self.parts[name] = name, self.shaped()
-        return self._at(tensor, self.new.call_module(self._activation_names[path], (x,)))
+        key = path, self.shaper.kind(tensor)
+        if key not in self._activation_names:
+            name = self._activation_name(path)
+            self._activation_names[key], self.parts[name] = name, self.shaper.build(tensor)
+        return self._at(tensor, self.new.call_module(self._activation_names[key], (x,)))
+
+    def _activation_name(self, path: str) -> str:
+        module = self.modules[path]
+        stock = type(module).__module__ == nn.modules.activation.__name__
+        bare = not list(module.parameters()) and not list(module.children())
+        if not (path and (stock or bare)):
+            return self._free(path, "activation")
+        owner, _, name = path.rpartition(".")
+        return path if path not in self.parts else self._free(owner, f"{name}_")
 
     def add(self, tensor: fx.Node, terms: Sequence[tuple[float, fx.Node]]) -> fx.Node:
         (weight, total), *rest = terms

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from skipless.core.activations import activation as core_activation
 
 from . import operations as ops
-from .activations import ShapedActivation
+from .activations import ShapedActivation, TrainableTReLU
 from .gauges import (
     TOLERANCE,
     AffineLayer,
@@ -306,6 +306,8 @@ def _label(node: fx.Node) -> str:
 
 def _native_module(shaped: ShapedActivation) -> nn.Module | None:
     """PyTorch's module for the plain φ, if one has the same values."""
+    if isinstance(shaped, TrainableTReLU):
+        return shaped.native()
     slope = shaped.constants.get("negative_slope")
     if slope is not None:
         return nn.LeakyReLU(slope) if slope != 0.0 else nn.ReLU()

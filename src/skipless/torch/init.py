@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 
 from skipless.core.arguments import finite_number, require_flag, whole_number
 
+from .activations import TrainableTReLU
 from .operations import AFFINE, operation, origin
 from .trace import UnsupportedModelError
 
@@ -139,10 +140,11 @@ def initialize_(
 
     Linear layers and convolutions of all kinds get weights with gain `sigma_w`, and biases from
     $\mathcal N(0, \sigma_b^2)$; of a `torch.fx.GraphModule` also layers that are functions of
-    parameters. Normalisation layers are reset. A parameter that several layers share is drawn once,
-    as that of the first. All else, such as embeddings, attention's packed projections or the slope
-    of `nn.PReLU`, is left alone, and so is what measured parts of a converted model read. Models
-    with lazy, meta or reparametrised weights are refused.
+    parameters. Normalisation layers and the slopes of a `TrainableTReLU` are reset. A parameter
+    that several layers share is drawn once, as that of the first. All else, such as embeddings,
+    attention's packed projections or the slope of `nn.PReLU`, is left alone, and so is what
+    measured parts of a converted model read. Models with lazy, meta or reparametrised weights are
+    refused.
 
     Args:
         model: The network, which is changed.
@@ -183,7 +185,7 @@ def initialize_(
     for module in model.modules():
         if not kept.isdisjoint(map(id, module.parameters(recurse=False))):
             continue
-        if isinstance(module, _Normalisation):
+        if isinstance(module, _Normalisation | TrainableTReLU):
             module.reset_parameters()
         elif isinstance(module, _Affine):
             groups = 1 if isinstance(module, nn.Linear) else module.groups

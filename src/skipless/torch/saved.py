@@ -24,6 +24,7 @@ from skipless.core.graph import Graph, Sum
 from skipless.core.solution import DKS, EOC, TAT
 from skipless.files import open_regular, parse, typed, user_path, write_atomically
 
+from .activations import Slopes
 from .convert import ConvertedModel, Layout, Recipe, shape
 
 _METHODS = {cls.__name__: cls for cls in (TAT, DKS, EOC)}
@@ -44,6 +45,7 @@ class _Saved:
     activation: str
     shortcut_weight: float | None
     clamp: bool
+    trainable_slope: Slopes | None
     training: bool
     nodes: dict[str, int]  # of the graph, by kind
     weights: tuple[float, ...]  # of its sums
@@ -83,6 +85,7 @@ def save(model: nn.Module, path: str | Path) -> None:
         activation=recipe.activation,
         shortcut_weight=recipe.shortcut_weight,
         clamp=recipe.clamp,
+        trainable_slope=recipe.trainable_slope,
         training=model.training,
         nodes=_kinds(report.graph),
         weights=_sum_weights(report.graph),
@@ -113,7 +116,8 @@ def load(path: str | Path, original_factory: Callable[[], nn.Module]) -> Convert
     if not isinstance(original, nn.Module):
         raise TypeError(f"original_factory must return an nn.Module, got {type(original).__name__}")
     layout = Layout(saved.shape, saved.dtype)
-    recipe = Recipe(layout, method, saved.activation, saved.shortcut_weight, saved.clamp)
+    how = saved.activation, saved.shortcut_weight, saved.clamp, saved.trainable_slope
+    recipe = Recipe(layout, method, *how)
     try:
         model = shape(original, example, recipe, draw=False)
     except ValueError as error:
