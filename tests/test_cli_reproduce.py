@@ -11,7 +11,7 @@ from skipless.paper import ITEMS, reproduce
 from skipless.paper.item import Item
 from skipless.paper.reproduce import Request
 from skipless.paper.results import Results
-from skipless.runs.search import Place
+from skipless.runs.place import Place
 
 Call = tuple[str, Request, Place]
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from skipless.cli import main
 from skipless.files import lock
 from skipless.record import METRICS, RUN, RUN_LOCK
-from skipless.runs.search import Place
+from skipless.runs.place import Place
 
 TINY = ["--model", "mlp:14", "--width", "8", "--steps", "4", "--device", "cpu"]
 DEEP = '{"configuration":' * 100_000

@@ -27,15 +27,8 @@ from faults.trials import Mode, Scenario
 from skipless.cli import main
 from skipless.record import Record
 from skipless.runs.configuration import Configuration
-from skipless.runs.search import (
-    Experiment,
-    Place,
-    Range,
-    Sweep,
-    results_so_far,
-    run_all,
-    search_all,
-)
+from skipless.runs.place import Place
+from skipless.runs.search import Experiment, Range, Sweep, results_so_far, run_all, search_all
 
 SMALL = {
     "model": "mlp:6",
@@ -55,6 +48,8 @@ SMALL = {
 KFAC = {"optimizer": "kfac", "kfac-burn-in": 2, "kfac-curvature-period": 2}
 TIMES = {
     "description",
+    "commit",
+    "commits",
     "seconds",
     "images_per_second",
     "started",

@@ -8,7 +8,7 @@ from skipless.paper import ITEMS
 from skipless.paper.results import Results, Trial
 from skipless.paper.scales import SCALES
 from skipless.runs.outcome import Outcome, TrainingCurve, ValidationCurve
-from skipless.runs.search import run_key
+from skipless.runs.place import run_key
 
 HOLDS, NOT, OPEN, MISSING = "holds", "does not hold", "undecided", "not run"
 

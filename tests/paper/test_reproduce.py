@@ -27,10 +27,11 @@ from skipless.paper.reproduce import (
 )
 from skipless.paper.results import Results, Series, Summary, Trial, TriedSetting, Value
 from skipless.paper.scales import SMOKE
-from skipless.runs import search
+from skipless.runs import place as place_module
 from skipless.runs.configuration import Configuration
 from skipless.runs.outcome import Outcome, TrainingCurve, Tried, ValidationCurve
-from skipless.runs.search import ExperimentResult, Place, Range, run_key
+from skipless.runs.place import Place, run_key
+from skipless.runs.search import ExperimentResult, Range
 
 MACHINE = {"system": "Linux", "cores": 2}
 
@@ -292,7 +293,7 @@ def test_records_of_earlier_results_are_not_run_again(
     report_item(TUNED, Request("smoke"), place)
     found = Results.read(tmp_path / "a" / "table2.jsonl")
     assert (len(found.tried), len(found.trials), found.origin["left"]) == (2, 2, 0)
-    monkeypatch.setattr("skipless.runs.search.train", None)  # nothing is trained from here on
+    monkeypatch.setattr("skipless.runs.place.train", None)  # nothing is trained from here on
     records = Request("smoke", records=tmp_path / "a")
     assert run_item(TUNED, records, elsewhere).trials == found.trials
     with pytest.raises(FileNotFoundError, match=r"--records .*nowhere is not a folder"):
@@ -303,7 +304,7 @@ def test_an_item_that_is_stopped_leaves_what_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(ITEMS, "table2", TUNED)
-    place, train, runs = Place(tmp_path, workers=1), search.train, []
+    place, train, runs = Place(tmp_path, workers=1), place_module.train, []
 
     def train_three(configuration: Configuration, *given: object, **more: object) -> object:
         runs.append(configuration)
@@ -312,7 +313,7 @@ def test_an_item_that_is_stopped_leaves_what_is_done(
         return train(configuration, *given, **more)  # pyright: ignore[reportArgumentType]
 
     with monkeypatch.context() as patched:
-        patched.setattr(search, "train", train_three)
+        patched.setattr(place_module, "train", train_three)
         with pytest.raises(InterruptedError, match="table2-smoke was stopped after 3 of 4 runs"):
             report_item(TUNED, Request("smoke"), place)
     found = Results.read(tmp_path / "table2.jsonl")

@@ -11,7 +11,7 @@ from skipless.models import create_model
 from skipless.record import Record
 from skipless.report.comparison import Tuning
 from skipless.runs.demo import NETWORKS, RATES, DemoNetwork, configure, main
-from skipless.runs.search import OUTCOME, Place
+from skipless.runs.place import OUTCOME, Place
 
 RATE = 0.003
 GRID = [Tuning(RATE, clipped) for clipped in (False, True)]

@@ -14,11 +14,12 @@ import optuna
 import pytest
 
 from skipless.record import Json, Record
-from skipless.runs import search, workers
+from skipless.runs import place as place_module
+from skipless.runs import workers
 from skipless.runs.configuration import Configuration
+from skipless.runs.place import Place
 from skipless.runs.search import (
     Experiment,
-    Place,
     Range,
     Sweep,
     best_setting,
@@ -177,7 +178,7 @@ def test_an_error_is_raised_once_and_its_run_is_tried_again_next_time(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = {"a": TINY, "b": replace(TINY, seed=1), "c": replace(TINY, seed=2)}
-    train, tried = search.train, []
+    train, tried = place_module.train, []
 
     def broken(configuration: Configuration, *given: object, **more: object) -> object:
         tried.append(configuration.seed)
@@ -186,7 +187,7 @@ def test_an_error_is_raised_once_and_its_run_is_tried_again_next_time(
         return train(configuration, *given, **more)  # pyright: ignore[reportArgumentType]
 
     with monkeypatch.context() as patched:
-        patched.setattr(search, "train", broken)
+        patched.setattr(place_module, "train", broken)
         with pytest.raises(FileNotFoundError, match=r"^The data is not there. Fetch it.$"):
             run_all("study", runs, place)
     assert tried[-1] == 1  # and nothing after it
@@ -326,7 +327,7 @@ def test_runs_repeat_bit_for_bit_whatever_the_number_of_workers(
     runs = {f"seed {seed}": replace(TUNED, held_out=None, epochs=1, seed=seed) for seed in (0, 1)}
     run_all("study", runs, place)
     for name, configuration in runs.items():
-        search.train(configuration, tmp_path / name, progress=False)
+        place_module.train(configuration, tmp_path / name, progress=False)
         alone, shared = Record.read(tmp_path / name), Record.read(place.run(configuration))
         for kind, value in (("train", "loss"), ("validation", "loss"), ("validation", "top1")):
             assert alone.series(kind, value) == shared.series(kind, value)

@@ -19,7 +19,7 @@ from skipless.paper.reproduce import Request, run_item
 from skipless.record import Record
 from skipless.runs.candidates import load_candidate
 from skipless.runs.configuration import Configuration
-from skipless.runs.search import Place
+from skipless.runs.place import Place
 from skipless.runs.training import build_run, dry_run, train
 from skipless.train.batches import Batches
 from skipless.train.checkpoint import Checkpoints

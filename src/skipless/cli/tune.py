@@ -61,7 +61,7 @@ def tune(
     values |= {name: value for name, value in given.items() if value is not None}
     names = [name.strip("-").replace("-", "_") for name in over]
     with requires("tune", "train"):
-        from skipless.runs.search import Place
+        from skipless.runs.place import Place
         from skipless.runs.tune import format_tuning, plan_sweep, tune
     with print_warnings():
         sweep = plan_sweep(Configuration.of(values), list(values), names, trials)

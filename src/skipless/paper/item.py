@@ -9,7 +9,8 @@ from skipless.report.charts import describe_lines, format_percent
 from skipless.report.sections import Verdict
 from skipless.report.svg import Axis, Chart, Line, linear_axis
 from skipless.runs.configuration import Configuration
-from skipless.runs.search import Experiment, Sweep, run_key
+from skipless.runs.place import run_key
+from skipless.runs.search import Experiment, Sweep
 
 from .claims import Judge
 from .results import Results, Series, Summary, Value

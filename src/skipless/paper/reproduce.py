@@ -18,15 +18,8 @@ from skipless.report.svg import STYLES, Chart, Line
 from skipless.runs.configuration import Configuration, flag
 from skipless.runs.kernels import network_curve
 from skipless.runs.outcome import Outcome
-from skipless.runs.search import (
-    Experiment,
-    ExperimentResult,
-    Place,
-    keep_outcome,
-    results_so_far,
-    run_key,
-    search_all,
-)
+from skipless.runs.place import Place, keep_outcome, run_key
+from skipless.runs.search import Experiment, ExperimentResult, results_so_far, search_all
 from skipless.runs.workers import count_workers, is_main
 from skipless.train.journal import provenance
 

@@ -34,7 +34,8 @@ from skipless.train.data import load_data
 from .configuration import CLIP, Configuration
 from .kernels import network_curve
 from .outcome import Outcome
-from .search import Place, run_all
+from .place import Place
+from .search import run_all
 
 RATES = (0.01, 0.1, 0.3, 1.0)  # 0.001, 0.003, 0.03 and, for the ResNet, 3 were never best
 SEEDS = (0, 1, 2)

@@ -10,9 +10,6 @@ loses only its run, which another one takes over, from the last checkpoint if th
 search that was stopped resumes when it is started again.
 """
 
-import hashlib
-import json
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -22,150 +19,17 @@ from pathlib import Path
 import optuna
 from optuna.trial import FrozenTrial
 
-from skipless.files import lock, read_document, require_inside, write_atomically
-from skipless.record import LOCK, METRICS, Json, Record
-from skipless.train.checkpoint import FOLDER as CHECKPOINTS
-from skipless.train.engine import DivergedError
-from skipless.train.journal import EVENTS
+from skipless.record import METRICS, Json, Record
 
-from .configuration import Configuration, options
-from .outcome import Ending, Outcome, Tried, summarize_run
+from .configuration import Configuration
+from .outcome import Ending, Outcome, Tried
+from .place import OUTCOME, Place, digest, run_key, run_once, train_to_end
 from .study import Database, SharedStudy
-from .training import train
 from .workers import Job, broadcast, is_main, share_work
-
-OUTCOME = "outcome.json"
 
 _DIGITS = 3  # of a number that is tuned
 _REDUCTION = 3  # one trial of so many goes on, at each look
 _TUNING_COST = 0.5  # of a trial beside a run that ends, as most are stopped
-
-
-def run_key(configuration: Configuration) -> str:
-    """A short name that two configurations share only if they have the same outcome.
-
-    Defaults are left out, so that it survives options that are added later.
-    """
-    numeric = {n: own for n, own in options().items() if n not in ("threads", "log_every")}
-    given = {n: own.value(configuration) for n, own in numeric.items() if not own.resumable}
-    return _digest({n: value for n, value in given.items() if value != numeric[n].default})
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def train_to_end(
-    configuration: Configuration,
-    folder: Path,
-    should_stop: Callable[[float, float], bool] = lambda epoch, top1: False,
-) -> Ending:
-    """Trains in `folder`; returns how that ended. Raises InterruptedError if a signal stopped it.
-
-    Under `torchrun`, `should_stop` is asked in the first process.
-    """
-    hopeless = False
-
-    def ask(epoch: float, top1: float) -> bool:
-        nonlocal hopeless
-        hopeless = should_stop(epoch, top1)
-        return hopeless
-
-    ending: Ending | None = None
-    try:
-        status, _ = train(configuration, folder, resume=True, progress=False, should_stop=ask)
-    except DivergedError:
-        return "diverged"
-    if status.finished:
-        ending = "finished"
-    elif hopeless:
-        ending = "stopped"
-    ending = broadcast(ending)
-    if ending is None:
-        raise InterruptedError(f"The run in {folder} was stopped.")
-    return ending
-
-
-def run_once(
-    folder: Path, train_run: Callable[[], Ending], *, keep_weights: bool = False
-) -> Outcome:
-    """The outcome of the run in `folder`, which `train_run` trains only if it has none yet.
-
-    Other processes that need the same run wait for it. In the end, checkpoints and TensorBoard's
-    files are deleted, unless weights are needed.
-    """
-    path = folder / OUTCOME
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock(folder / LOCK, wait=True):
-        if path.exists():
-            outcome = _read_outcome(path)
-        else:
-            ending = train_run()
-            outcome = summarize_run(Record.read(folder), ending)
-            write_atomically(path, json.dumps(outcome.as_mapping()) + "\n")
-        for large in () if keep_weights else (CHECKPOINTS, EVENTS):
-            shutil.rmtree(folder / large, ignore_errors=True)
-    return outcome
-
-
-def keep_outcome(folder: Path, outcome: Outcome) -> None:
-    """Let `run_once` find an outcome that is known from elsewhere."""
-    if not (path := folder / OUTCOME).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(outcome.as_mapping()) + "\n")
-
-
-def _read_outcome(path: Path) -> Outcome:
-    try:
-        return Outcome.of(read_document(path))
-    except (ValueError, TypeError, LookupError) as error:
-        raise ValueError(
-            f"{path} is damaged or of another version ({error}). Delete {path.parent} to train "
-            "the run again."
-        ) from None
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a search keeps its results, and how many processes of this machine work on it."""
-
-    folder: Path  # gets a folder for each run and, without a `storage`, the data base
-    storage: str | None = None  # a URL for Optuna: postgresql://user:password@host/name
-    workers: int | None = None  # processes; by default one for each GPU, or else for each core
-
-    def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers must be at least 1, got {self.workers}")
-        if self.storage is not None and not self.storage.strip():
-            raise ValueError(
-                "storage must be a URL such as postgresql://user:password@host/name, got "
-                f"{self.storage!r}. Leave it out for a file."
-            )
-
-    @property
-    def url(self) -> str:
-        """The URL of the data base."""
-        return self.storage if self.storage is not None else f"sqlite:///{self.file.resolve()}"
-
-    @property
-    def file(self) -> Path:
-        """The data base, without a `storage`."""
-        return self.folder / "studies.db"
-
-    def run(self, configuration: Configuration) -> Path:
-        """The folder of a run, which all studies here share."""
-        return self.folder / "runs" / run_key(configuration)
-
-    def require_own(self) -> None:
-        """Raise if something in the folder, in which we would write, is a link out of it."""
-        runs = [self.folder / name for name in ("runs", "teachers")]
-        inner = (path for folder in runs if folder.is_dir() for path in folder.iterdir())
-        for path in (self.file, *runs, *inner):
-            require_inside(path, self.folder)
-
-    def teacher(self, configuration: Configuration) -> Path:
-        """The folder of a run that others learn from, which keeps its weights."""
-        return self.folder / "teachers" / run_key(configuration)
 
 
 @dataclass(frozen=True)
@@ -206,7 +70,7 @@ class Sweep:
         """A short name that two sweeps share only if they have the same result."""
         space = {n: asdict(c) if isinstance(c, Range) else c for n, c in self.space.items()}
         given = [self.trials, dict(self.first), self.least_epochs]
-        return _digest([run_key(self.configuration), space, *given])
+        return digest([run_key(self.configuration), space, *given])
 
     def suggest(self, trial: optuna.Trial) -> dict[str, Json]:
         """The values of a trial, with few digits."""
@@ -299,10 +163,9 @@ class _Runs(_Search):
         keys = [run_key(self.runs[name]) for name in names]
         study = SharedStudy(
             database,
-            f"{self.name}-{_digest([names, keys])}",
+            f"{self.name}-{digest([names, keys])}",
             len(names),
-            # In which order depends on chance, but not what they give.
-            lambda _: optuna.samplers.BruteForceSampler(),
+            lambda _: optuna.samplers.GridSampler({"run": range(len(names))}),
             distinct=True,
         )
 
@@ -351,7 +214,7 @@ class Experiment:
     @property
     def key(self) -> str:
         """A short name that two experiments share only if they have the same result."""
-        return _digest([self.sweep.key, run_key(self.final), self.seeds])
+        return digest([self.sweep.key, run_key(self.final), self.seeds])
 
     def run(self, chosen: Mapping[str, Json], seed: int) -> Configuration:
         """The final run with a setting and a seed."""
@@ -444,7 +307,7 @@ class _Experiments(_Search):
             database,
             f"seeds-{experiment.key}",
             len(experiment.seeds),
-            lambda _: optuna.samplers.BruteForceSampler(),
+            lambda _: optuna.samplers.GridSampler({"seed": range(len(experiment.seeds))}),
             distinct=True,
         )
 

@@ -77,7 +77,7 @@ class SharedStudy:
         database: Where it is kept.
         name: Its name there.
         wanted: How many trials to run; with `distinct`, how many different ones.
-        sample: Makes the sampler from the number of trials that there are and that did not fail, so
+        sample: Makes the sampler from the number of trials that have begun and did not fail, so
             that a search that resumes draws the numbers that it would have drawn.
         pruner: Says which trials stop early.
         first: What the first trial tries.
@@ -131,7 +131,8 @@ class SharedStudy:
             taken = {self._identity(t) for t in trials if t.state in (*DONE, TrialState.RUNNING)}
             if not waiting and len(taken) >= self.wanted:
                 return False
-            self._study.sampler = self._sample(sum(t.state != TrialState.FAIL for t in trials))
+            begun = (*DONE, TrialState.RUNNING)
+            self._study.sampler = self._sample(sum(trial.state in begun for trial in trials))
             self._run_trial(objective)
             return True
 

@@ -11,7 +11,8 @@ from skipless.tables import table
 from .configuration import CLIP, CLIPPED_RATE, Configuration, flag
 from .kernels import network_curve
 from .outcome import Tried
-from .search import Experiment, Place, Range, Sweep, best_setting, search_all
+from .place import Place
+from .search import Experiment, Range, Sweep, best_setting, search_all
 from .training import DEFAULT_RATES, load_images
 
 TUNABLE = ("lr", "eta", "tau", "zeta", "clip", "kfac_norm_constraint")

@@ -28,7 +28,7 @@ from .study import Database, SharedStudy
 from .training import load_images
 
 if TYPE_CHECKING:
-    from .search import Place
+    from .place import Place
 
 T = TypeVar("T")
 
