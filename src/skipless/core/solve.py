@@ -308,9 +308,11 @@ def solve(
     require_flag("clamp", clamp)
     phi = look_up(activation)
     if graph.depth == 0:
+        parts = [node.origin for node in graph.nodes if isinstance(node, Measured)]
+        why = f" What is in {', '.join(parts)} is measured as a whole; strict=True says why."
         raise ValueError(
             f"{type(method).__name__} needs a graph with an activation on a path to its output, "
-            f"got {graph!r}."
+            f"got {graph!r}.{why if parts else ''}"
         )
     # Only a homogeneous φ has the same C map at every q, and only DKS shifts it.
     q_free = phi.degree == 1.0 and isinstance(method, TAT | EOC)

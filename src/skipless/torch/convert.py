@@ -248,7 +248,7 @@ def _write(
     solve: Callable[[Reading], Plan[fx.Node]],
     function: Callable[[torch.Tensor], torch.Tensor] | None,
     *,
-    strict: bool,
+    strict: bool = False,
     slopes: Slopes | None = None,
     dynamic: bool = False,
 ) -> _Written:
