@@ -225,13 +225,21 @@ def plan(
     activation: str | Activation = "leaky_relu",
     shortcut_weight: float | None = None,
     clamp: bool = False,
+    network: Graph | None = None,
 ) -> Plan[T]:
-    """The conversion of a recorded network, solved."""
+    """The conversion of a recorded network, solved for it, or for the `network` it is a part of."""
+    form, weights, graph = planned_graph(reading, shortcut_weight)
+    solution = solve(network or graph, method, activation, clamp=clamp)
+    return Plan(reading, method, form, weights, graph, solution)
+
+
+def planned_graph(
+    reading: Reading[T], shortcut_weight: float | None
+) -> tuple[Graph, Mapping[int, Sequence[float]], Graph]:
+    """The recorded graph in residual form, new weights of its sums, and the graph with them."""
     form = to_residual_form(reading.graph)
     weights = normalised_weights(form, shortcut_weight)
-    graph = reweight(form, weights)
-    solution = solve(graph, method, activation, clamp=clamp)
-    return Plan(reading, method, form, weights, graph, solution)
+    return form, weights, reweight(form, weights)
 
 
 class Writer(ABC, Generic[T, V]):

@@ -4,10 +4,10 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from numbers import Integral, Real
-from typing import Self, assert_never
+from typing import Any, Self, assert_never
 
 from .activations import Activation, activation, transform
 from .arguments import require_flag
@@ -290,6 +290,24 @@ class Graph:
         if len(lines) > 20:
             lines[12:-6] = [f"  … {len(lines) - 18} more …"]
         return "\n".join([repr(self), *lines])
+
+
+def joined(graphs: Sequence[Graph]) -> Graph:
+    """The networks one after another: each reads the output of the one before it.
+
+    >>> joined([Graph.chain(2), Graph.chain(3)]) == Graph.chain(5)
+    True
+    """
+    nodes: list[Node] = [Input()]
+    for graph in graphs:
+        places = [len(nodes) - 1]
+        for node in graph.nodes[1:]:
+            moved = [places[i] for i in inputs_of(node)]
+            places.append(len(nodes))
+            one: Any = node
+            several = hasattr(node, "inputs")
+            nodes.append(replace(one, **({"inputs": moved} if several else {"input": moved[0]})))
+    return Graph(nodes)
 
 
 class GraphBuilder:

@@ -20,6 +20,7 @@ from skipless.core import trace as core
 from skipless.core.activations import Activation
 from skipless.core.arguments import require_flag, require_function
 from skipless.core.convert import Change, ConversionReport, Plan, Writer, plan, write
+from skipless.core.graph import Graph
 from skipless.core.solution import TAT, Method
 from skipless.core.summary import name_range
 
@@ -29,6 +30,7 @@ from .init import initialize_, require_parameters
 from .normalize import PerLocationNormalization
 from .parts import Known, Parts
 from .replay import Replayed, replay, same_function
+from .submodules import convert_parts
 from .surgery import Flat, Signature, operate, signatures
 from .trace import (
     Description,
@@ -105,6 +107,7 @@ def convert(
     shortcut_weight: float | None = None,
     function: Callable[[torch.Tensor], torch.Tensor] | None = None,
     clamp: bool = False,
+    parts: Sequence[str] | None = None,
     strict: bool = False,
     trainable_slope: bool | Slopes = False,
     generator: torch.Generator | None = None,
@@ -140,6 +143,9 @@ def convert(
             their proportions.
         function: φ in tensors, if `activation` is an `Activation` of your own.
         clamp: Whether to take the nearest target, with a warning, if it is out of reach.
+        parts: Names of the submodules to convert, such as `["backbone.layer*"]`, in place of all.
+            They are shaped as one network; all else stays, with its weights. The example may then
+            also be a tuple or a dictionary of arguments.
         strict: Whether to refuse parts that no formula covers, instead of measuring them.
         trainable_slope: Whether the slopes of leaky ReLUs are trained, from those that TAT finds:
             one for each "channel" (True) or "layer", as in `nn.PReLU`.
@@ -150,11 +156,18 @@ def convert(
     >>> round(deep.skipless_report.predicted[-1].c, 6)
     0.9
     """
-    require_example(model, example)
-    layout = Layout(tuple(example.shape), str(example.dtype).removeprefix("torch."))
     slopes = which_slopes(trainable_slope)
-    recipe = Recipe(layout, method, activation, shortcut_weight, clamp, slopes)
-    return shape(model, example, recipe, function, strict=strict, generator=generator)
+
+    def one(part: nn.Module, x: torch.Tensor, network: Graph | None = None) -> ConvertedModel:
+        layout = Layout(tuple(x.shape), str(x.dtype).removeprefix("torch."))
+        recipe = Recipe(layout, method, activation, shortcut_weight, clamp, slopes)
+        return shape(part, x, recipe, function, network=network, strict=strict, generator=generator)
+
+    if parts is None:
+        require_example(model, example)
+        return one(model, example)
+    whole: Any = convert_parts(model, example, parts, shortcut_weight, one, strict=strict)
+    return whole
 
 
 @dataclass(frozen=True)
@@ -183,15 +196,19 @@ def shape(
     recipe: Recipe,
     function: Callable[[torch.Tensor], torch.Tensor] | None = None,
     *,
+    network: Graph | None = None,
     strict: bool = False,
     draw: bool = True,
     generator: torch.Generator | None = None,
 ) -> ConvertedModel:
-    """The converted model; without `draw`, its weights are still those of `model`."""
+    """The converted model; without `draw`, its weights are still those of `model`.
+
+    If it is a part of a `network`, that is what is solved for.
+    """
     require_function("function", function)
     require_flag("strict", strict)
     choices = recipe.method, recipe.activation, recipe.shortcut_weight, recipe.clamp
-    solve = lambda reading: plan(reading, *choices)
+    solve = lambda reading: plan(reading, *choices, network)
     flags: dict[str, Any] = {"strict": strict, "slopes": recipe.trainable_slope}
     written = _write(model, example, solve, function, **flags)
     if (own := _in_own_class(written, example)) is None:
@@ -215,7 +232,7 @@ def shape(
     report = written.plan.report(written.changes, untouched, kept)
     result: Any = converted
     # Measured again, with other weights, its parts would have other factors behind them.
-    again = recipe if function is None and not parts.found else None
+    again = recipe if function is None and network is None and not parts.found else None
     result.skipless_report = replace(report, form=form, recipe=again)
     return result
 

@@ -55,7 +55,7 @@ WITHOUT_SIZES = {
     "adaptive_avg_pool2d", "adaptive_avg_pool3d", "chunk", "getitem",
 }  # fmt: skip
 # What has no maps: of what kind it is, and what can be done.
-_APART = "shape the parts before and after it on their own"
+_APART = "convert the modules around it, by parts=[...]"
 UNKNOWN = ("", f"Leave it out of the traced module, or {_APART}.")
 _ATTENTION = (" for attention", f"Leave the attention out of the traced module, or {_APART}.")
 _RECURRENT = (" in a recurrent cell", f"Leave the cell out of the traced module, or {_APART}.")

@@ -74,8 +74,8 @@ def save(model: nn.Module, path: str | Path) -> None:
     recipe = report.recipe
     if not isinstance(recipe, Recipe) or not isinstance(recipe.activation, str):
         raise ValueError(
-            "A model with an activation of your own cannot be described without code. Save its "
-            "state_dict() instead, convert again, and load that."
+            "A model with an activation of your own, or with measured parts, cannot be described "
+            "without code. Save it by torch.save, or its state_dict() beside it."
         )
     saved = _Saved(
         format=_FORMAT,

@@ -428,7 +428,10 @@ def _export(
         try:
             program = torch.export.export(model, (example,), dynamic_shapes=sizes, strict=False)
         except (Exception, SystemExit) as error:  # of the user's code, too
-            advice = "Check that model(example) runs, and takes no branch by the values of tensors"
+            advice = (
+                "Check that model(example) runs, and takes no branch by the values of tensors, or "
+                "convert the submodules that do not, by parts=[...]"
+            )
             raise UnsupportedModelError(
                 f"torch.export failed on {type(model).__name__} with input shape "
                 f"{tuple(example.shape)}: {rec.explain_failure(error, advice)}"
