@@ -191,7 +191,8 @@ def test_the_same_arguments_give_the_same_solution_and_the_same_report() -> None
 @pytest.mark.parametrize("verb", ["trace", "convert", "check", "measure", "initialize_"])
 def test_the_verbs_have_the_same_arguments_in_the_same_order(verb: str) -> None:
     native = {"generator": "seed", "rngs": "seed"}  # the source of randomness
-    of_torch = {"strict", "parts", "keep"}  # which alone measures parts, and converts some of them
+    # PyTorch alone measures parts, converts some of them, and trains slopes.
+    of_torch = {"strict", "parts", "keep", "trainable_slope"}
     rooms = [sk.torch, sk.keras, *([sk.jax] if verb == "convert" else [])]
     names = [
         [
