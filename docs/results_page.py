@@ -115,15 +115,10 @@ def _claims(item: Item, results: Results | None) -> list[list[str]]:
 def _describe_left(found: Mapping[str, Results]) -> str:
     """Which items have not been run, and which are not complete."""
     missing = ", ".join(f"`{name}`" for name in ITEMS if name not in found)
-    part = ", ".join(f"`{n}`" for n, own in found.items() if _is_partial(own))
+    part = ", ".join(f"`{n}`" for n, own in found.items() if not own.complete)
     words = [f"Not run yet: {missing}."] if missing else []
     words += [f"Not complete: {part}."] if part else []
     return " ".join(words) or "All items are complete."
-
-
-def _is_partial(results: Results) -> bool:
-    given = results.origin.get("given")
-    return bool(results.origin.get("left")) or (isinstance(given, dict) and "only" in given)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

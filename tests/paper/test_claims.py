@@ -162,6 +162,15 @@ def test_one_failing_pair_fails_the_claim_and_a_missing_one_is_left_out():
     assert all_above(found, [missing]) == (MISSING, "")
 
 
+@pytest.mark.parametrize("origin", [{"left": 3}, {"given": {"only": "a | *"}}])
+def test_a_claim_of_which_a_part_is_still_to_be_run_does_not_hold_yet(origin):
+    found = replace(results({A: [0.9, 0.91], B: [0.5, 0.51]}), origin=origin)
+    missing = (A, ("missing", "x"))
+    assert all_above(found, [(A, B), missing])[0] == OPEN
+    assert all_above(found, [(A, B)])[0] == HOLDS
+    assert all_above(found, [(B, A), missing])[0] == NOT  # which nothing can change
+
+
 def test_a_claim_about_many_pairs_fails_only_by_more_than_one_of_many_may():
     """A pair that is below at the level 5 %, but not at a hundredth of that, is undecided."""
     below = [-3.0, -1.0, -2.2]

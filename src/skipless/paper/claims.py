@@ -200,7 +200,10 @@ def _judge_pairs(
         lost = _untrained(cells)
         said = f"{', '.join(one)} {cells[0]}, {', '.join(other)} {cells[1]} ({gap})"
         judged.append((verdict, f"{said}, {lost}" if lost else said))
-    return judge_all(judged, len(pairs))
+    verdict, evidence = judge_all(judged, len(pairs))
+    if verdict == "holds" and len(judged) < len(pairs) and not results.complete:
+        verdict = "undecided"  # the rest may say otherwise
+    return verdict, evidence
 
 
 def _untrained(cells: Iterable[Summary]) -> str:

@@ -149,6 +149,12 @@ class Results:
     lines: tuple[Series, ...] = ()
     tried: tuple[TriedSetting, ...] = ()
 
+    @property
+    def complete(self) -> bool:
+        """Whether every cell that the item has at this scale was run."""
+        given = self.origin.get("given")
+        return not (self.origin.get("left") or (isinstance(given, dict) and "only" in given))
+
     def cell(self, row: str, column: str) -> Summary | None:
         """The final runs of a cell; None if there are none."""
         own = [trial for trial in self.trials if (trial.row, trial.column) == (row, column)]
