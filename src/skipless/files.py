@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -151,6 +151,10 @@ def typed(kind: type[T], values: object) -> T:
 def _fitted(name: str, value: object, hint: Any) -> object:
     for kind in get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,):
         origin: Any = get_origin(kind) or kind
+        if origin is Literal:
+            if value in get_args(kind):
+                return value
+            continue
         if isinstance(origin, type) and dataclasses.is_dataclass(origin):
             return typed(origin, value)
         if origin in (list, tuple) and isinstance(value, list):

@@ -51,6 +51,23 @@ _RECORDS = "the folder of a run (with run.json), of several, or *.jsonl of skipl
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), help="Device for every run."
 )
+@click.option("--epochs", type=int, help="Epochs of every run.  [default: depends on the scale]")
+@click.option(
+    "--precision",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Precision of every run.  [default: depends on the scale]",
+)
+@click.option(
+    "--only",
+    type=Text(),
+    metavar="CELL",
+    help="Run only some cells, as 'ROW | COLUMN', with * for anything.",
+)
+@click.option(
+    "--records",
+    type=UserPath(),
+    help="Folder of earlier results (*.jsonl), whose runs are not repeated.",
+)
 def reproduce(
     names: tuple[str, ...],
     scale: ScaleName,
@@ -59,34 +76,43 @@ def reproduce(
     storage: str | None,
     workers: int | None,
     seeds: int | None,
-    **options: str | None,
+    only: str | None,
+    records: Path | None,
+    **options: str | int | None,
 ) -> None:
     """Reproduce ITEMs, tables and figures of the paper, and compare its numbers with ours.
 
     ITEM is figure1 to figure7, table1 to table11, optimizers, batch_sizes, distillation, or all.
-    Each prints a table and verdicts on its claims, and leaves ITEM.jsonl, ITEM.html and charts in
-    --output. Rerun the same command to resume after an interruption, or run it on several machines
-    with the same --storage to share the work.
+    Each is tuned on held-out training images, and its best settings are trained from several seeds.
+    It prints what it costs, a table and verdicts on its claims, and leaves ITEM.jsonl, ITEM.html
+    and charts in --output. Rerun the same command to resume after an interruption, or run it on
+    several machines with the same --storage to share the work.
 
     \b
     Examples:
       skipless reproduce --list
       skipless reproduce table5 --scale smoke
       skipless reproduce figure1 table5
+      skipless reproduce table5 --only "50, SGD, * | (L)ReLU"
       skipless reproduce table4 --scale full --data imagefolder:/data/imagenet --storage URL
       torchrun --nproc-per-node 8 -m skipless.cli reproduce figure5 --scale full
     """  # noqa: D301
     with requires("reproduce", "train"):
         from skipless.paper import ITEMS, reproduce
+        from skipless.runs.workers import is_main
     if listed:
-        for given in (*names, storage, workers, seeds, output, *options.values()):
+        for given in (*names, storage, workers, seeds, output, only, records, *options.values()):
             if given is not None:
                 raise click.UsageError(f"--list lists all items: drop {given}")
         click.echo(table(*reproduce.overview()))
         return
     chosen = _select_items(names, ITEMS)
-    for name, count in (("--workers", workers), ("--seeds", seeds)):
-        if count is not None and not 1 <= count <= _MOST:
+    for name, count in (
+        ("--workers", workers),
+        ("--seeds", seeds),
+        ("--epochs", options["epochs"]),
+    ):
+        if isinstance(count, int) and not 1 <= count <= _MOST:
             raise click.UsageError(f"{name} must be from 1 to {_MOST}, got {count}")
     if storage is not None and "://" not in storage:
         raise click.UsageError(f"--storage must be a URL such as postgresql://..., got {storage!r}")
@@ -97,6 +123,8 @@ def reproduce(
             "seeds": seeds,
             "workers": workers,
             "storage": storage,
+            "only": only,
+            "records": records,
             **given,
         }.items():
             if value is not None:
@@ -104,9 +132,11 @@ def reproduce(
                     f"{flag(name)} does not apply to {computed[0]}: it has no runs"
                 )
     place = reproduce.Place(output or Path("runs") / "reproduce" / scale, storage, workers)
+    request = reproduce.Request(scale, seeds, given, only, records)
+    announce = lambda text: click.echo(f"{text}\n") if is_main() else None
     for item in chosen:
         with print_warnings():
-            text = reproduce.report_item(item, scale, place, seeds, given)
+            text = reproduce.report_item(item, request, place, announce)
         if text:  # only the first of several processes has one
             click.echo(text)
 

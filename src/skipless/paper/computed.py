@@ -16,8 +16,10 @@ from skipless.core.network import fold
 from skipless.core.solution import DKS, EOC, TAT, Method, Solution
 from skipless.core.solve import solve
 from skipless.core.theory import infinite_depth_c_map
+from skipless.report.sections import word
 
-from .item import Item, Judgement, judge_all, panel_charts
+from .claims import NOT_RUN, Judgement, judge_all
+from .item import Item, panel_charts
 from .results import Results, Series, Value
 from .scales import ScaleName
 
@@ -95,19 +97,19 @@ def _condition(name: str, graph: Graph, solution: Solution) -> float:
 def _meets_conditions(results: Results) -> Judgement:
     misses = [(abs(v.value - v.wanted), v) for v in results.values if v.wanted is not None]
     if not misses:
-        return None, ""
+        return NOT_RUN
     miss, worst = max(misses, key=lambda pair: pair[0])
     place = f"{worst.row}, {worst.column}"
     words = f"{len(misses)} conditions, the largest miss is {miss:.1g} ({place})"
-    return miss <= TOLERANCE, words
+    return word(miss <= TOLERANCE), words
 
 
 def _only_eoc_degenerates(results: Results) -> Judgement:
     ends = {name: results.value(name, "C_f(0)") for name in METHODS}
     if any(math.isnan(end) for end in ends.values()):
-        return None, ""
+        return NOT_RUN
     words = ", ".join(f"{name} {value:.3f}" for name, value in ends.items())
-    return [name for name, end in ends.items() if end > 0.99] == ["EOC (LReLU)"], words
+    return word([name for name, end in ends.items() if end > 0.99] == ["EOC (LReLU)"]), words
 
 
 DEPTHS = (10, 30, 100, 300, 1000)  # of figure 2
@@ -173,9 +175,9 @@ def _converges(results: Results) -> Judgement:
 
 def _judge_depths(values: list[float], holds: bool, evidence: str, form: str) -> Judgement:
     if any(math.isnan(value) for value in values):
-        return None, ""
+        return NOT_RUN
     words = (f"{n} layers: {value:{form}}" for n, value in zip(DEPTHS, values, strict=True))
-    return holds, evidence.format(", ".join(words))
+    return word(holds), evidence.format(", ".join(words))
 
 
 @dataclass(frozen=True)
@@ -321,5 +323,5 @@ def _is_below_dks(results: Results, quantity: str, distribution: str) -> Judgeme
             results.value(f"{setting.name}, {distribution}", f"{quantity}, {width}")
             for setting in (TRELU, DKS_SOFTPLUS)
         )
-        judged.append((ours < theirs, f"{width}: {ours:.3f} against {theirs:.3f}"))
+        judged.append((word(ours < theirs), f"{width}: {ours:.3f} against {theirs:.3f}"))
     return judge_all(judged)

@@ -1,31 +1,23 @@
-"""An item of the paper, a table or a figure: its cells, its claims and its charts.
+"""An item of the paper, a table or a figure: its cells, its claims and its charts."""
 
-Claims are judged when results are read, from differences of accuracies and their standard errors.
-"""
-
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from skipless.report.charts import describe_lines, format_percent
 from skipless.report.sections import Verdict
 from skipless.report.svg import Axis, Chart, Line, linear_axis
 from skipless.runs.configuration import Configuration
+from skipless.runs.search import Task, Tuning
 
-from .results import CellKey, Results, Series, Summary, Value, plus_minus
+from .claims import Judge
+from .results import Results, Series, Summary, Value
 from .scales import CPU, FULL, OPTIMIZERS, RESNETS, SMOKE, Option, Options, Scale, ScaleName
 
-Pair = tuple[CellKey, CellKey]
-Judgement = tuple[bool | None, str]  # whether a claim holds, None if it was not run; the evidence
-Judge = Callable[[Results], Judgement]
-T = TypeVar("T")
-
-SIGNIFICANT = 2.0  # standard errors: a difference within them counts as noise
-# Points, for one seed: about right for K-FAC, and too little for SGD on vanilla networks.
-TYPICAL_NOISE = 2.0
+# Beside SGD, a step of these costs so much more, as measured at the scale cpu.
+_COSTS = {"kfac": 1.9, "soap": 1.6, "muon": 1.3}
+_HALVED = 0.5  # of a trial, on average: most are stopped
 
 
 @dataclass(frozen=True)
@@ -68,154 +60,46 @@ def cells(
     return tuple(found)
 
 
-def wins(better: str, *, over: str, margin: float = 0.0, **names: Iterable[object]) -> Judge:
-    """Judges whether one cell is above another, by more than a margin and noise.
-
-    Places are "row | column", in which {name} stands for each of `names` in turn; {d} are the
-    depths of most tables, {o} their optimisers.
-    """
-    return partial(all_above, pairs=expand_pairs(better, over, **names), margin=margin)
-
-
-def level(
-    one: str, *, beside: str, margin: float | None = None, **names: Iterable[object]
-) -> Judge:
-    """Judges whether one cell is not below another by more than a margin, or else noise."""
-    return partial(none_below, pairs=expand_pairs(one, beside, **names), margin=margin)
-
-
-def narrows(words: str, one: str, other: str, **names: Iterable[object]) -> Judge:
-    """Judges whether the lead of one cell over another is smaller with the second of `names`.
-
-    In `words`, {0} and {1} stand for the two leads.
-    """
-
-    def judge(results: Results) -> Judgement:
-        found = [results.cells(*pair) for pair in expand_pairs(one, other, **names)]
-        gaps = [difference(*both) for both in found if both is not None]
-        if len(gaps) < len(found):
-            return None, ""
-        return is_smaller(gaps[1], gaps[0]), words.format(*gaps)
-
-    return judge
-
-
-def expand_pairs(one: str, other: str, **names: Iterable[object]) -> list[Pair]:
-    """Both places for every combination of the `names` in them.
-
-    >>> expand_pairs("{d}, TAT | {c}", "{d}, EOC | {c}", c=["tanh"])[1]
-    (('101, TAT', 'tanh'), ('101, EOC', 'tanh'))
-    """
-    known = {"d": (50, 101), "o": ("K-FAC", "SGD"), **names}
-    used = {name: own for name, own in known.items() if f"{{{name}}}" in one + other}
-    return [(_place(one, own), _place(other, own)) for own in _combine(used)]
-
-
-def _place(words: str, names: Mapping[str, object]) -> CellKey:
-    row, column = words.format(**names).split(" | ")
-    return row, column
-
-
-def _combine(values: Mapping[str, Iterable[T]]) -> list[dict[str, T]]:
-    """Every choice of one value for each name."""
-    return [dict(zip(values, own, strict=True)) for own in itertools.product(*values.values())]
-
-
-class Difference(NamedTuple):
-    """How many points one cell is above another, and the standard error of that."""
-
-    points: float
-    error: float
-
-    @property
-    def noise(self) -> float:
-        """The largest difference that counts as chance."""
-        return TYPICAL_NOISE if math.isnan(self.error) else SIGNIFICANT * self.error
-
-    def __str__(self) -> str:
-        return f"{self.points:+.1f}{plus_minus(self.error)}"
-
-
-def difference(better: Summary, worse: Summary) -> Difference:
-    """`better` minus `worse`; NaN where one of them diverged.
-
-    If only one of them has a standard error, the other is taken to have no smaller one.
-    """
-    errors = [cell.error for cell in (better, worse) if not math.isnan(cell.error)]
-    error = math.hypot(better.error, worse.error)
-    if len(errors) == 1:
-        error = max(math.sqrt(2.0) * errors[0], TYPICAL_NOISE / SIGNIFICANT)
-    return Difference(better.mean - worse.mean, error)
-
-
-def is_smaller(gap: Difference, other: Difference) -> bool:
-    """Whether a gap is smaller than another by more than noise; one below zero counts as zero."""
-    less = max(other.points, 0.0) - max(gap.points, 0.0)
-    return less > Difference(less, math.hypot(gap.error, other.error)).noise
-
-
-def all_above(results: Results, pairs: Sequence[Pair], margin: float = 0.0) -> Judgement:
-    """Whether the first of each pair is above the second, by more than a margin and noise."""
-    return _judge_pairs(results, pairs, lambda gap: gap.points > max(margin, gap.noise))
-
-
-def none_below(results: Results, pairs: Sequence[Pair], margin: float | None = None) -> Judgement:
-    """Whether the first of no pair is below the second by more than a margin, or else noise."""
-    allowed = lambda gap: gap.noise if margin is None else margin
-    return _judge_pairs(results, pairs, lambda gap: gap.points >= -allowed(gap))
-
-
-def _judge_pairs(
-    results: Results, pairs: Sequence[Pair], judge: Callable[[Difference], bool]
-) -> Judgement:
-    """The judgement on all pairs of which both cells were run.
-
-    A first cell that diverged is never better; where only the second did, the first is.
-    """
-    judged = []
-    for (one, other), found in ((pair, results.cells(*pair)) for pair in pairs):
-        if found is not None:
-            gap = difference(*found)
-            words = f"{', '.join(one)} {found[0]}, {', '.join(other)} {found[1]}"
-            if math.isnan(gap.points):
-                judged.append((not math.isnan(found[0].mean), words))
-            else:
-                judged.append((judge(gap), f"{words} ({gap})"))
-    return judge_all(judged, len(pairs))
-
-
-def judge_all(judged: Sequence[tuple[bool, str]], total: int | None = None) -> Judgement:
-    """Whether all hold, None if there are none; of `total` settings, how many were run."""
-    if not judged:
-        return None, ""
-    evidence = "; ".join(words for _, words in judged)
-    return all(holds for holds, _ in judged), evidence + coverage(len(judged), total or len(judged))
-
-
-def coverage(run: int, total: int) -> str:
-    """A remark on settings that were not run.
-
-    >>> coverage(4, 4), coverage(2, 4)
-    ('', ' (2 of 4 settings were run)')
-    """
-    return "" if run == total else f" ({run} of {total} settings were run)"
-
-
 @dataclass(frozen=True)
-class PlannedRun:
-    """One trial of an item before it is run."""
+class PlannedCell:
+    """A cell at a scale: what is tuned, and what is then trained; its teacher, if it has one."""
 
     cell: Cell
-    chosen: dict[str, Option]
-    seed: int
-    configuration: Configuration
+    task: Task
+    scale: Scale
     teacher: Configuration | None = None
 
     @property
     def name(self) -> str:
-        """Its name in the search, unique within its item."""
-        chosen = ", ".join(f"{name} {value}" for name, value in self.chosen.items())
-        return f"{self.cell.row} | {self.cell.column} | {chosen} | seed {self.seed}"
+        """Its name in the search."""
+        return f"{self.cell.row} | {self.cell.column}"
+
+    @property
+    def runs(self) -> int:
+        """How many runs it is, tuning included."""
+        return self.task.tuning.trials + len(self.task.seeds)
+
+    @property
+    def hours(self) -> float:
+        """About how long all its runs take on one processor of the scale, one after the other."""
+        given = self.task.final
+        layers = int("".join(c for c in given.model if c.isdigit()) or 1)
+        wide = (given.width or 1.0) / (self.scale.width * (2 if "wide" in given.model else 1))
+        sized = (given.image_size or 1) / (_number(self.scale.options.get("image_size")) or 1)
+        images = given.train_size or _IMAGES[given.data.partition(":")[0]]
+        images = (given.steps or 10**9) * given.batch_size if given.steps else images * given.epochs
+        cost = _COSTS.get(given.optimizer, 1.0) * wide**2 * sized**2
+        seconds = self.scale.seconds * images * layers * cost
+        return seconds * (self.task.tuning.trials * _HALVED + len(self.task.seeds)) / 3600
+
+
+# Training images of whole data sets.
+_IMAGES = {"imagefolder": 1_281_167, "parquet": 1_281_167, "hf": 1_281_167, "cifar10": 50_000}
+_IMAGES |= {"fashion-mnist": 60_000, "digits": 1437, "synthetic": 10_000}
+
+
+def _number(value: Option) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 @dataclass(frozen=True)
@@ -238,49 +122,66 @@ class Item:
     smoke: Scale = SMOKE
     cpu: Scale = CPU
     full: Scale = FULL
-    minutes: float = 0.0  # at the scale cpu, on two cores
+    minutes: float = 0.0  # of one that is computed
 
     def verdicts(self, results: Results) -> list[Verdict]:
         """Whether each claim holds; at the scale `smoke` networks are too small to say."""
-        smoke = None, "The scale smoke only shows that everything runs."
+        smoke = "not run", "The scale smoke only shows that everything runs."
         return [
             Verdict(f"{claim}.", *(smoke if results.scale == "smoke" else judge(results)))
             for claim, judge in self.claims.items()
         ]
 
-    def runs(
-        self, name: ScaleName, seeds: int | None = None, given: Options | None = None
-    ) -> list[PlannedRun]:
-        """All runs of the item at a scale, with the options that a user gives for each of them."""
-        planned = []
-        for scale, cell, settings, count in self._searches(name):
-            for chosen, seed in itertools.product(settings, range(seeds or count)):
-                own = scale.configuration({**cell.run, **chosen, "seed": seed}, given)
-                teacher = None
-                if cell.teacher is not None:
-                    teacher = scale.configuration({**cell.teacher, "seed": seed}, given)
-                planned.append(PlannedRun(cell, chosen, seed, own, teacher))
-        return planned
+    def scale(self, name: ScaleName) -> Scale:
+        """The item's own scale of that name."""
+        return {"smoke": self.smoke, "cpu": self.cpu, "full": self.full}[name]
 
-    def cost(self, name: ScaleName) -> tuple[int, int]:
-        """How many runs and epochs the item has at a scale."""
-        costs = [
-            (len(settings) * count, scale.configuration(cell.run).epochs)
-            for scale, cell, settings, count in self._searches(name)
-        ]
-        return sum(runs for runs, _ in costs), sum(runs * epochs for runs, epochs in costs)
+    def plan(
+        self,
+        name: ScaleName,
+        seeds: int | None = None,
+        given: Options | None = None,
+        only: str | None = None,
+    ) -> list[PlannedCell]:
+        """The cells of the item at a scale, with the options that a user gives for every run.
 
-    def _searches(
-        self, name: ScaleName
-    ) -> Iterator[tuple[Scale, Cell, list[dict[str, Option]], int]]:
-        """Each cell at a scale, with the settings that it is searched over and its seeds."""
-        scale = {"smoke": self.smoke, "cpu": self.cpu, "full": self.full}[name]
+        With `only`, those whose "row | column" matches the pattern.
+        """
+        return list(self._plan(self.scale(name), seeds, given or {}, only))
+
+    def _plan(
+        self, scale: Scale, seeds: int | None, given: Options, only: str | None
+    ) -> Iterator[PlannedCell]:
         for cell in self.cells:
-            if scale.keep(cell.row, cell.column):
-                grid = scale.grid(cell.run)
-                if (rates := scale.cell_rates(cell.row, cell.column)) is not None:
-                    grid["lr"] = rates
-                yield scale, cell, _combine(grid), scale.seeds(cell.run)
+            wanted = only is None or fnmatchcase(f"{cell.row} | {cell.column}", only)
+            if not (wanted and scale.keep(cell.row, cell.column)):
+                continue
+            space, first = scale.space({**cell.run, **given})
+            fixed = {name: value for name, value in first.items() if name not in space}
+            final = scale.configuration({**cell.run, **fixed}, given)
+            tuned = final
+            if scale.trials:
+                tuned = replace(
+                    final, held_out=scale.held_out, validation_size=None, evaluate_every=1
+                )
+            least = min(scale.least_epochs, final.epochs)
+            tuning = Tuning(
+                tuned,
+                space,
+                scale.trials if space else 0,
+                {name: value for name, value in first.items() if name in space},
+                least,
+            )
+            teacher = None
+            if cell.teacher is not None:
+                teacher = scale.configuration(cell.teacher, given)
+            task = Task(tuning, final, tuple(range(seeds or scale.seeds)))
+            yield PlannedCell(cell, task, scale, teacher)
+
+    def cost(self, name: ScaleName) -> tuple[int, float]:
+        """How many runs the item has at a scale, and about how many hours they take."""
+        planned = self.plan(name)
+        return sum(own.runs for own in planned), sum(own.hours for own in planned)
 
 
 def accuracy_by_column(
@@ -288,12 +189,12 @@ def accuracy_by_column(
     rows: Iterable[str],
     columns: Collection[object],
     axis: str,
-    title: str = "Validation accuracy",
-    measure: Callable[[Summary], tuple[float, float]] = lambda cell: (cell.mean, cell.error),
+    title: str = "Test accuracy",
+    measure: Callable[[Summary], tuple[float, float]] = lambda cell: (cell.mean, cell.half_width),
 ) -> Chart:
     """A line for each row, over columns whose names are numbers, in percent with error bars.
 
-    `measure` gives a cell's value and standard error.
+    `measure` gives a cell's value and half of its 95 % confidence interval.
     """
     lines = []
     for style, row in enumerate(rows):
@@ -314,7 +215,7 @@ def accuracy_by_column(
 def accuracy_curves(
     title: str, cells: Mapping[str, Summary | None], *, seconds: bool = False
 ) -> Chart:
-    """Validation accuracy of the best setting, its first seed, by epochs or by seconds."""
+    """Test accuracy of the best setting, its first seed, by epochs or by seconds."""
     lines = []
     for label, cell in cells.items():
         if cell is not None:
@@ -325,7 +226,7 @@ def accuracy_curves(
             lines.append(Line(label, last, len(lines), points, broken_off=diverged))
     furthest = max((x for line in lines for x, _ in line.points), default=1.0)
     x = linear_axis("seconds of training" if seconds else "epoch", 0.0, furthest)
-    y = linear_axis("validation accuracy in percent", 0, 100)
+    y = linear_axis("test accuracy in percent", 0, 100)
     return Chart(title, f"{title}, at the end: {describe_lines(lines)}", x, y, tuple(lines))
 
 

@@ -3,8 +3,9 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from skipless.files import new_folder, write_atomically
@@ -16,39 +17,70 @@ from skipless.report.svg import STYLES, Chart, Line
 from skipless.runs.configuration import Configuration, flag
 from skipless.runs.kernels import network_curve
 from skipless.runs.outcome import Outcome
-from skipless.runs.search import Place, is_main, run_all, run_key
+from skipless.runs.search import (
+    Place,
+    Task,
+    TaskResult,
+    keep_outcome,
+    results_so_far,
+    run_key,
+    search_all,
+)
+from skipless.runs.workers import count_workers, is_main
 from skipless.train.journal import provenance
 
 from . import ITEMS
-from .item import Item, PlannedRun
-from .results import Results, Trial
+from .item import Item, PlannedCell
+from .results import Results, Trial, TriedSetting
 from .scales import SCALES, Options, ScaleName
 
 # The options that determine a network's C map.
 _SHAPE = ("model", "shortcut_weight", "method", "activation", "eta", "tau", "zeta", "sigma_b")
 
 
+@dataclass(frozen=True)
+class Request:
+    """What a user asks of an item.
+
+    `seeds` and `options` replace those of the item, `only` is a pattern of "row | column", and
+    runs that are in the files under `records` are not run again.
+    """
+
+    scale: ScaleName
+    seeds: int | None = None
+    options: Options = field(default_factory=dict)
+    only: str | None = None
+    records: Path | None = None
+
+    def plan(self, item: Item) -> list[PlannedCell]:
+        """The cells of the item that are to be run."""
+        planned = item.plan(self.scale, self.seeds, self.options, self.only)
+        if item.cells and not planned:
+            names = ", ".join(own.name for own in item.plan(self.scale))
+            raise ValueError(
+                f"No cell of {item.name} at the scale {self.scale} matches {self.only!r}. Its "
+                f"cells are {names}."
+            )
+        return planned
+
+
 def report_item(
-    item: Item,
-    scale: ScaleName,
-    place: Place,
-    seeds: int | None = None,
-    options: Options | None = None,
+    item: Item, request: Request, place: Place, announce: Callable[[str], None] = lambda text: None
 ) -> str:
     """Run an item, write its results, page and charts, and return its report as text.
 
-    Of processes that `torchrun` started, only the first one writes and reports.
-
-    `seeds` and `options` replace those of the item; files go to the folder of `place`.
+    Of processes that `torchrun` started, only the first one writes and reports. `announce` gets
+    what it is going to cost. An item that was stopped leaves what is done.
     """
     path = place.folder / f"{item.name}.jsonl"
+    scale = request.scale
     if path.exists() and (before := Results.read(path).scale) != scale:
         raise FileExistsError(
             f"{path} holds results of the scale {before}, and would be overwritten by those of "
             f"{scale}. Name another --output, or remove them."
         )
     with new_folder(place.folder):
-        results = run_item(item, scale, place, seeds, options)
+        results = run_item(item, request, place, announce)
     if not is_main():
         return ""
     section = build_section(item, results)
@@ -69,59 +101,151 @@ def overview() -> tuple[list[str], list[list[str]]]:
 def _costs(item: Item) -> list[str]:
     if item.compute is not None:
         return ["computed", f"computed, {item.minutes:g} min", "computed"]
-    (smoke, _), (cpu, _), (full, epochs) = map(item.cost, SCALES)
-    return [f"{smoke} runs", f"{cpu} runs, {item.minutes:g} min", f"{full} runs, {epochs:,} epochs"]
+    (smoke, _), *others = map(item.cost, SCALES)
+    units = ("CPU-hours", "GPU-hours")
+    costs = [f"{n} runs, {h:,.2g} {unit}" for (n, h), unit in zip(others, units, strict=True)]
+    return [f"{smoke} runs", *costs]
 
 
 def run_item(
-    item: Item,
-    scale: ScaleName,
-    place: Place,
-    seeds: int | None = None,
-    options: Options | None = None,
+    item: Item, request: Request, place: Place, announce: Callable[[str], None] = lambda text: None
 ) -> Results:
     """All results of the item at the scale, whichever workers they come from."""
     if item.compute is not None:
         started, where = time.monotonic(), provenance()
-        values, lines = item.compute(scale)
+        values, lines = item.compute(request.scale)
         origin: dict[str, Json] = {
             "started": where["started"],
             "machines": [where["machine"]],
             "versions": [where["versions"]],
+            "commits": [where["skipless_commit"]],
             "seconds": round(time.monotonic() - started),
         }
-        return Results(item.name, scale, origin, values=tuple(values), lines=tuple(lines))
-    runs = item.runs(scale, seeds, options)
-    teachers = {run.name: run.teacher for run in runs if run.teacher is not None}
-    keys = {name: run_key(teacher) for name, teacher in teachers.items()}
-    outcomes = run_all(
-        f"{item.name}-{scale}",
-        {run.name: replace(run.configuration, teacher=keys.get(run.name)) for run in runs},
-        place,
-        teachers={keys[name]: teacher for name, teacher in teachers.items()},
+        return Results(item.name, request.scale, origin, values=tuple(values), lines=tuple(lines))
+    planned = request.plan(item)
+    teachers = {run_key(own.teacher): own.teacher for own in planned if own.teacher is not None}
+    tasks = {own.name: _with_teacher(own) for own in planned}
+    if request.records is not None:
+        tasks = _reuse(tasks, request.records, place)
+    announce(_describe_cost(item, planned, tasks, place))
+    name = f"{item.name}-{request.scale}"
+    try:
+        found = search_all(name, tasks, place, teachers=teachers)
+    except InterruptedError:
+        if is_main():
+            done = results_so_far(name, tasks, place)
+            with suppress(ValueError):  # nothing is done
+                results = collect_results(item, request, planned, tasks, done)
+                results.write(place.folder / f"{item.name}.jsonl")
+        raise
+    return collect_results(item, request, planned, tasks, found)
+
+
+def _with_teacher(own: PlannedCell) -> Task:
+    if own.teacher is None:
+        return own.task
+    teacher, tuning = run_key(own.teacher), own.task.tuning
+    return replace(
+        own.task,
+        tuning=replace(tuning, configuration=replace(tuning.configuration, teacher=teacher)),
+        final=replace(own.task.final, teacher=teacher),
     )
-    given = {**(options or {}), **({} if seeds is None else {"seeds": seeds})}
-    return collect_results(item, scale, [(run, outcomes[run.name]) for run in runs], given)
+
+
+def _reuse(tasks: Mapping[str, Task], records: Path, place: Place) -> dict[str, Task]:
+    """The tasks with what is known of their tuning; outcomes that are known go to `place`."""
+    if not records.is_dir():
+        raise FileNotFoundError(f"--records {records} is not a folder of results")
+    tried: dict[str, list[TriedSetting]] = {}
+    outcomes: dict[str, Outcome] = {}
+    for path in sorted(records.glob("*.jsonl")):
+        results = Results.read(path)
+        settings: dict[str, list[TriedSetting]] = {}
+        for setting in results.tried:
+            settings.setdefault(setting.key, []).append(setting)
+        tried |= settings
+        outcomes |= {trial.key: trial.outcome for trial in results.trials if trial.key}
+    found = {}
+    for name, task in tasks.items():
+        known = tuple(own.tried for own in tried.get(task.tuning.key, ()))
+        enough = len(known) >= task.tuning.trials
+        found[name] = own = replace(task, known=known) if known and enough else task
+        if own.known or not own.tuning.trials:
+            for configuration in own.final_runs().values():
+                if (outcome := outcomes.get(run_key(configuration))) is not None:
+                    keep_outcome(place.run(configuration), outcome)
+    return found
+
+
+def _describe_cost(
+    item: Item, planned: Sequence[PlannedCell], tasks: Mapping[str, Task], place: Place
+) -> str:
+    """How many runs there are, and about how long they take."""
+    new = [own for own in planned if not tasks[own.name].known]
+    tuned = sum(own.task.tuning.trials for own in new)
+    runs = sum(len(own.task.seeds) for own in planned)
+    hours = sum(own.hours for own in planned)
+    scale = planned[0].scale
+    workers = count_workers(place.workers)
+    settings = f"{tuned} settings tried, then " if tuned else ""
+    text = (
+        f"{item.name}: {len(planned)} cells, {settings}{runs} runs with the best, about "
+        f"{_format_hours(hours)} on one {scale.processor}"
+    )
+    spread = f", {_format_hours(hours / workers)} with {workers} workers" if workers > 1 else ""
+    return f"{text}{spread}. What {place.folder} has already is not run again."
+
+
+def _format_hours(hours: float) -> str:
+    """A duration in a unit that suits it.
+
+    >>> _format_hours(0.02), _format_hours(1.54), _format_hours(12345.0)
+    ('1 minute', '1.5 hours', '12,000 hours')
+    """
+    if hours < 1.0:
+        minutes = max(1, round(60 * hours))
+        return f"{minutes} minute{'s' * (minutes > 1)}"
+    return f"{float(f'{hours:.2g}'):,g} hours"
 
 
 def collect_results(
-    item: Item, scale: ScaleName, done: Sequence[tuple[PlannedRun, Outcome]], given: Options
+    item: Item,
+    request: Request,
+    planned: Sequence[PlannedCell],
+    tasks: Mapping[str, Task],
+    found: Mapping[str, TaskResult],
 ) -> Results:
     """Results of runs; what they share, such as data, machines and versions, is said once."""
-    outcomes = [outcome for _, outcome in done]
+    outcomes = [o for result in found.values() for o in result.outcomes.values()]
+    if not outcomes:
+        raise ValueError(f"No run of {item.name} is done")
+    tried, trials = [], []
+    for own in planned:
+        row, column, task = own.cell.row, own.cell.column, tasks[own.name]
+        result = found[own.name]
+        tried += [TriedSetting(row, column, task.tuning.key, setting) for setting in result.tried]
+        for seed, outcome in result.outcomes.items():
+            assert result.chosen is not None
+            key = run_key(task.run(result.chosen, seed))
+            short = replace(outcome, machine={}, versions={}, commit=None)
+            trials.append(Trial(row, column, result.chosen, seed, short, key))
+    final = [own.task.final for own in planned]
+    given: dict[str, Json] = {**request.options}
+    for name in ("seeds", "only"):
+        if (value := getattr(request, name)) is not None:
+            given[name] = value
+    seconds = [o.seconds or 0.0 for o in outcomes] + [own.tried.seconds or 0.0 for own in tried]
     origin: dict[str, Json] = {
         "started": min(outcome.started for outcome in outcomes),
         "machines": _distinct(outcome.machine for outcome in outcomes),
         "versions": _distinct(outcome.versions for outcome in outcomes),
-        "data": _distinct(_describe_data(run.configuration) for run, _ in done),
-        "given": dict(given),
-        "seconds": round(sum(outcome.seconds or 0.0 for outcome in outcomes)),
+        "commits": _distinct(outcome.commit for outcome in outcomes),
+        "data": _distinct(map(_describe_data, final)),
+        "given": given,
+        "seconds": round(sum(seconds)),
+        "left": sum(own.runs for own in planned) - len(tried) - len(trials),
     }
-    trials = []
-    for run, outcome in done:
-        own = replace(outcome, machine={}, versions={})
-        trials.append(Trial(run.cell.row, run.cell.column, run.chosen, run.seed, own))
-    return Results(item.name, scale, origin, tuple(trials))
+    return Results(item.name, request.scale, origin, tuple(trials), tried=tuple(tried))
 
 
 def _distinct(values: Iterable[Json]) -> list[Json]:
@@ -221,7 +345,23 @@ def _cell_table(item: Item, results: Results) -> tuple[list[str], list[list[str]
         paper = "" if cell.paper is None else f" ({cell.paper:.1f})"
         rows.setdefault(cell.row, {})[cell.column] = ours + paper
     body = [[row, *(own.get(column, "") for column in columns)] for row, own in rows.items()]
+    trained = {row: _untrained(item, results, row) for row in rows}
+    if any(trained.values()):  # a column only where it says something
+        return (
+            ["ours (paper)", *columns, "seeds that learned"],
+            [[*cells, trained[cells[0]] or "all"] for cells in body],
+        )
     return ["ours (paper)", *columns], body
+
+
+def _untrained(item: Item, results: Results, row: str) -> str:
+    """The cells of a row of which some seeds learned nothing, with how many did."""
+    found = {cell.column: results.cell(row, cell.column) for cell in item.cells if cell.row == row}
+    return ", ".join(
+        f"{column} {cell.trained} of {len(cell.seeds)}"
+        for column, cell in found.items()
+        if cell is not None and cell.trained < len(cell.seeds)
+    )
 
 
 def _facts(item: Item, results: Results) -> dict[str, str]:
@@ -231,15 +371,21 @@ def _facts(item: Item, results: Results) -> dict[str, str]:
         facts["Data"] = "; ".join(map(str, data))
     if results.trials:
         diverged = sum(trial.outcome.diverged for trial in results.trials)
-        facts["Runs"] = f"{len(results.trials)}, of which {diverged} diverged"
+        facts["Runs"] = f"{len(results.trials)} with chosen settings, of which {diverged} diverged"
+        facts["Tuning"] = f"{len(results.tried)} settings, on held-out training images"
+    if left := number(origin, "left"):
+        facts["Left"] = f"{left:.0f} runs: this item is not complete"
     facts["Started"] = str(origin.get("started"))
     seconds = number(origin, "seconds")
     duration = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
     facts["Time"] = duration + (" of training, all runs together" if results.trials else "")
     machines = [m for m in _list_in(origin, "machines") if isinstance(m, dict)]
-    facts["Machine"] = "; ".join(f"{m.get('system')}, {m.get('cores')} cores" for m in machines)
+    facts["Machine"] = "; ".join(
+        f"{m.get('cpu', m.get('system'))}, {m.get('cores')} cores" for m in machines
+    )
     versions = [v for v in _list_in(origin, "versions") if isinstance(v, dict)]
     facts["Versions"] = "; ".join(", ".join(f"{k} {v}" for k, v in own.items()) for own in versions)
+    facts["Commit"] = ", ".join(str(commit)[:12] for commit in _list_in(origin, "commits"))
     given = origin.get("given")
     options = {"scale": results.scale, **(given if isinstance(given, dict) else {})}
     words = (f"{flag(name)} {value}" for name, value in options.items())

@@ -3,7 +3,8 @@
 | `kind`  | what it is                                                                     |
 |---------|--------------------------------------------------------------------------------|
 | `item`  | the first line: name, scale, and where the results come from                   |
-| `trial` | one run: its place in the table, the values of the grid, the seed, the outcome |
+| `tried` | one setting of a cell that was tried, and its accuracy on held-out training images |
+| `trial` | a final run: its place in the table, the chosen setting, the seed, the outcome |
 | `value` | one computed number, beside what it should be                                  |
 | `line`  | one computed line of a figure                                                  |
 """
@@ -18,9 +19,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, get_args
 
+from scipy import stats
+
 from skipless.files import read_rows, typed, write_atomically
 from skipless.record import Json
-from skipless.runs.outcome import Outcome
+from skipless.runs.outcome import Outcome, Tried
 
 from .scales import ScaleName
 
@@ -29,13 +32,24 @@ CellKey = tuple[str, str]  # row and column of a cell
 
 @dataclass(frozen=True)
 class Trial:
-    """One run: its place in the item's table, its values of the grid, and its outcome."""
+    """A final run: its place in the item's table, the chosen setting, and its outcome."""
 
     row: str
     column: str
     chosen: Mapping[str, Json]
     seed: int
     outcome: Outcome
+    key: str = ""  # of its configuration
+
+
+@dataclass(frozen=True)
+class TriedSetting:
+    """A setting of a cell that was tried, in the tuning with that key."""
+
+    row: str
+    column: str
+    key: str
+    tried: Tried
 
 
 @dataclass(frozen=True)
@@ -69,30 +83,58 @@ class Series:
 
 @dataclass(frozen=True)
 class Summary:
-    """The best setting of a cell: validation accuracy in percent, over seeds."""
+    """A cell with its best setting: test accuracy in percent, over seeds."""
 
-    mean: float
-    error: float  # standard error of the mean; NaN for one seed
     chosen: Mapping[str, Json]
     outcomes: tuple[Outcome, ...]
+    seeds: tuple[int, ...]
 
     @property
-    def seeds(self) -> int:
-        return len(self.outcomes)
+    def by_seed(self) -> dict[int, float]:
+        """The accuracy of each seed; 0 if it diverged."""
+        return {
+            seed: 100.0 * (outcome.top1 or 0.0)
+            for seed, outcome in zip(self.seeds, self.outcomes, strict=True)
+        }
 
     @property
-    def rank(self) -> float:
-        """What cells are compared by: the mean, or less than any mean if a run diverged."""
-        return -1.0 if math.isnan(self.mean) else self.mean
+    def mean(self) -> float:
+        return fmean(self.by_seed.values())
 
     @property
-    def train_accuracy(self) -> float:
-        """Mean training accuracy of the last epoch in percent; NaN if a run diverged."""
-        known = [o.train_accuracy for o in self.outcomes if o.train_accuracy is not None]
-        return 100 * fmean(known) if len(known) == self.seeds else math.nan
+    def half_width(self) -> float:
+        """Half of the 95 % confidence interval of the mean; NaN for one seed."""
+        return half_width(list(self.by_seed.values()))
+
+    @property
+    def trained(self) -> int:
+        """How many seeds learned anything."""
+        return sum(outcome.trained for outcome in self.outcomes)
+
+    @property
+    def train_accuracies(self) -> dict[int, float]:
+        """Training accuracy of the last epoch in percent, by seed; 0 if it diverged."""
+        return {
+            seed: 100.0 * (outcome.train_accuracy or 0.0)
+            for seed, outcome in zip(self.seeds, self.outcomes, strict=True)
+        }
 
     def __str__(self) -> str:
-        return "diverged" if math.isnan(self.mean) else f"{self.mean:.1f}{plus_minus(self.error)}"
+        if all(outcome.diverged for outcome in self.outcomes):
+            return "diverged"
+        return f"{self.mean:.1f}{plus_minus(self.half_width)}"
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half of the 95 % confidence interval of a mean, by Student's t; NaN for one value.
+
+    >>> round(half_width([1.0, 2.0, 3.0]), 3)  # 4.303 / sqrt(3)
+    2.484
+    """
+    count = len(values)
+    if count < 2:
+        return math.nan
+    return float(stats.t.ppf(0.975, count - 1)) * stdev(values) / math.sqrt(count)
 
 
 @dataclass(frozen=True)
@@ -105,18 +147,16 @@ class Results:
     trials: tuple[Trial, ...] = ()
     values: tuple[Value, ...] = ()
     lines: tuple[Series, ...] = ()
+    tried: tuple[TriedSetting, ...] = ()
 
     def cell(self, row: str, column: str) -> Summary | None:
-        """The setting with the highest mean accuracy over seeds, none of which may diverge.
-
-        None if the cell was not run. If every setting diverged, the mean is NaN.
-        """
-        settings: dict[str, list[Trial]] = {}
-        for trial in self.trials:
-            if (trial.row, trial.column) == (row, column):
-                settings.setdefault(json.dumps(dict(trial.chosen)), []).append(trial)
-        summaries = [_summarize(trials) for trials in settings.values()]
-        return max(summaries, key=lambda summary: summary.rank, default=None)
+        """The final runs of a cell; None if there are none."""
+        own = [trial for trial in self.trials if (trial.row, trial.column) == (row, column)]
+        own.sort(key=lambda trial: trial.seed)
+        if not own:
+            return None
+        outcomes = tuple(trial.outcome for trial in own)
+        return Summary(own[0].chosen, outcomes, tuple(trial.seed for trial in own))
 
     def cells(self, *places: CellKey) -> list[Summary] | None:
         """The cells at all places; None if one of them was not run."""
@@ -130,7 +170,12 @@ class Results:
 
     def write(self, path: Path) -> Path:
         """Write the file, in an order that does not depend on which run ended first."""
-        parts = {"trial": self.trials, "value": self.values, "line": self.lines}
+        parts = {
+            "tried": self.tried,
+            "trial": self.trials,
+            "value": self.values,
+            "line": self.lines,
+        }
         lines = [
             {"kind": "item", "item": self.item, "scale": self.scale, **self.origin},
             *({"kind": kind, **asdict(own)} for kind, part in parts.items() for own in part),
@@ -156,7 +201,7 @@ class Results:
         item, scale = (head.pop(name, None) for name in ("item", "scale"))
         if head.pop("kind") != "item" or scale not in get_args(ScaleName):
             raise ValueError("the first line does not describe an item")
-        kinds = {"trial": Trial, "value": Value, "line": Series}
+        kinds = {"trial": Trial, "value": Value, "line": Series, "tried": TriedSetting}
         parts: dict[str, list[Any]] = {kind: [] for kind in kinds}
         for number, row in enumerate(others, start=2):
             try:
@@ -168,15 +213,6 @@ class Results:
         return cls(str(item), str(scale), head, *map(tuple, parts.values()))
 
 
-def _summarize(trials: Sequence[Trial]) -> Summary:
-    outcomes = tuple(trial.outcome for trial in trials)
-    percents = [100 * o.top1 for o in outcomes if o.top1 is not None and not o.diverged]
-    if len(percents) < len(outcomes):
-        return Summary(math.nan, math.nan, trials[0].chosen, outcomes)
-    error = stdev(percents) / math.sqrt(len(percents)) if len(percents) > 1 else math.nan
-    return Summary(fmean(percents), error, trials[0].chosen, outcomes)
-
-
 def plus_minus(error: float) -> str:
-    """A standard error as it follows a number; nothing if it is NaN."""
+    """What follows a number that is known up to `error`; nothing if that is NaN."""
     return "" if math.isnan(error) else f" ± {error:.1f}"

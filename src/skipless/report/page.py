@@ -7,7 +7,7 @@ from pathlib import Path
 from skipless.files import write_atomically
 from skipless.tables import numeric_columns
 
-from .sections import Section, Verdict, require_distinct
+from .sections import Section, Verdict, Word, require_distinct
 from .svg import Chart, page_style, svg_element
 
 # Whatever a name on a page may be taken for, nothing is fetched, run or sent.
@@ -129,16 +129,26 @@ def _summary(sections: Sequence[Section]) -> str:
 
 
 def _count(verdicts: Sequence[Verdict]) -> str:
-    """How many claims hold, do not hold and were not run; those with none are left out."""
-    words = {True: "hold", False: "do not hold", None: "were not run"}
-    one = {True: "holds", False: "does not hold", None: "was not run"}
-    counts = {holds: sum(verdict.holds is holds for verdict in verdicts) for holds in words}
-    return ", ".join(f"{n} {(words if n > 1 else one)[holds]}" for holds, n in counts.items() if n)
+    """How many claims have each verdict; verdicts of none are left out."""
+    plural: dict[Word, str] = {
+        "holds": "hold",
+        "does not hold": "do not hold",
+        "undecided": "are undecided",
+        "not run": "were not run",
+    }
+    one: dict[Word, str] = {
+        "holds": "holds",
+        "does not hold": "does not hold",
+        "undecided": "is undecided",
+        "not run": "was not run",
+    }
+    counts = {word: sum(verdict.word == word for verdict in verdicts) for word in plural}
+    return ", ".join(f"{n} {(plural if n > 1 else one)[word]}" for word, n in counts.items() if n)
 
 
 def _judged(verdict: Verdict) -> str:
     """A claim after the verdict on it."""
-    kind = {True: "good", False: "bad", None: "open"}[verdict.holds]  # in the style sheet
+    kind = {"holds": "good", "does not hold": "bad"}.get(verdict.word, "open")  # of the style sheet
     return f'<b class="{kind}">{verdict.word}</b> {escape(verdict.claim)}'
 
 

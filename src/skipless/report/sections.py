@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import fill
+from typing import Literal
 
 from skipless.tables import numeric_columns, table
 
@@ -20,22 +21,21 @@ _COLUMNS = 100
 _MARKUP = re.compile(r"[\\`*\[\]{$|]|(?<!\w)_|_(?!\w)")
 
 
+Word = Literal["holds", "does not hold", "undecided", "not run"]
+
+
+def word(holds: bool) -> Word:
+    """The verdict on a claim in which there is no chance."""
+    return "holds" if holds else "does not hold"
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim holds, None if it was not run, and the evidence."""
+    """Whether a claim holds, and the evidence."""
 
     claim: str
-    holds: bool | None
+    word: Word
     evidence: str
-
-    @property
-    def word(self) -> str:
-        """The verdict in words.
-
-        >>> Verdict("water is wet", None, "").word
-        'not run'
-        """
-        return {True: "holds", False: "does not hold", None: "not run"}[self.holds]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def require_distinct(sections: Sequence[Section]) -> None:
 def section_text(section: Section) -> str:
     """A section with its table in aligned columns, and all else wrapped at 100 columns.
 
-    >>> claim = Verdict("It is so.", True, "")
+    >>> claim = Verdict("It is so.", "holds", "")
     >>> print(section_text(Section("t1", "Table 1", "", ["c"], [["0.9"]], [claim])))
     Table 1
     =======
@@ -101,7 +101,7 @@ def chart_files(sections: Sequence[Section]) -> dict[str, str]:
 def summary_table(sections: Sequence[Section], page: str = "") -> str:
     """A table with one row for each claim, which links to its section on `page`.
 
-    >>> claim = Verdict("It trains.", True, "")
+    >>> claim = Verdict("It trains.", "holds", "")
     >>> print(summary_table([Section("t1", "Table 1", "", ["c"], [], [claim])], "docs/results.md"))
     | item | claim | verdict |
     | :--- | :--- | :--- |

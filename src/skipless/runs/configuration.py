@@ -138,6 +138,9 @@ class DataOptions:
     image_size: int | None = option(None, "Resize images to this height and width.")
     train_size: int | None = option(None, "Train on a fixed random subset of this size.")
     validation_size: int | None = option(None, "Validate on a fixed random subset of this size.")
+    held_out: int | None = option(
+        None, "Validate on so many training images, held out, to choose settings by."
+    )
     augment: bool | None = option(
         None, "Crop and flip images at random.  [default: as usual for the data]"
     )

@@ -23,7 +23,7 @@ from skipless.onnx.graph import UnknownShapeError, best_schedule
 from skipless.onnx.run import measure_latencies, measure_peak_memory, open_session, run_session
 from skipless.onnx.writer import require_onnx, write
 from skipless.report.page import write_sections_page
-from skipless.report.sections import Section, Verdict, escape_markdown, markdown, section_text
+from skipless.report.sections import Section, Verdict, escape_markdown, markdown, section_text, word
 from skipless.torch.fold import fold
 from skipless.train.batches import Batches
 from skipless.train.data import Split, Subset
@@ -341,13 +341,13 @@ def _verdicts(given: Deployment) -> Iterator[Verdict]:
     relative = given.difference / given.largest_output if given.largest_output else 0.0
     yield Verdict(
         "The file reproduces the network's outputs, to within 1e-4 of the largest.",
-        relative <= _AGREES,
+        word(relative <= _AGREES),
         f"The largest difference is {given.difference:.2g}, the largest output "
         f"{given.largest_output:.3g}.",
     )
     yield Verdict(
         "Constants of activations and BatchNorms are folded into layers.",
-        not given.remaining,
+        word(not given.remaining),
         f"Operators left: {', '.join(given.figures[FOLDED].operators)}.",
     )
     yield from _memory_verdicts(given)
@@ -355,7 +355,7 @@ def _verdicts(given: Deployment) -> Iterator[Verdict]:
         before = given.accuracy[FOLDED].top1
         yield Verdict(
             "INT8 loses no more than one point of top-1 accuracy.",
-            after.top1 >= before - _KEEPS,
+            word(after.top1 >= before - _KEEPS),
             f"{before:.2%} before, {after.top1:.2%} after; {after.agreement:.2%} of the "
             "predictions are the same.",
         )
@@ -368,7 +368,7 @@ def _memory_verdicts(given: Deployment) -> Iterator[Verdict]:
         evidence = f"Too many orders to search, so the file's own is used: {unsearched}."
         yield Verdict(
             "The computed peak of activation memory matches a measured run, to within 1 %.",
-            all(c and m and abs(m - c) <= _CONFIRMS * c for c, m in pairs),
+            word(all(c and m and abs(m - c) <= _CONFIRMS * c for c, m in pairs)),
             evidence if unsearched else "",
         )
     folded, other = given.figures[FOLDED], given.figures.get(BASELINE)
@@ -379,7 +379,7 @@ def _memory_verdicts(given: Deployment) -> Iterator[Verdict]:
         more = f": {abs(saved):.1%} {'less' if saved > 0.0 else 'more'}" if saved else ""
         yield Verdict(
             f"It needs less activation memory than {other.name}.",
-            saved > 0.0,
+            word(saved > 0.0),
             f"{_megabytes(folded.peak_memory)} against {_megabytes(other.peak_memory)}{more}.",
         )
 

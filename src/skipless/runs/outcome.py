@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from skipless.files import typed
 from skipless.record import Json, Record, number
+
+Ending = Literal["finished", "stopped", "diverged"]
 
 _DIGITS = 5  # significant ones; seeds differ in fewer
 _MOST_POINTS = 60  # of a training curve; a chart shows no more
@@ -46,7 +48,7 @@ def _require_columns(curve: ValidationCurve | TrainingCurve) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that finished, or that `diverged`: then it has no final numbers."""
+    """A run that ended, early or not, or that `diverged`: then it has no final numbers."""
 
     diverged: bool
     top1: float | None
@@ -59,6 +61,19 @@ class Outcome:
     started: str
     machine: dict[str, Json]
     versions: dict[str, Json]
+    stopped: bool = False  # early, as hopeless
+    commit: str | None = None  # of skipless itself, where it ran from a repository
+    classes: int = 10
+
+    @property
+    def ending(self) -> Ending:
+        """How the run ended."""
+        return "diverged" if self.diverged else "stopped" if self.stopped else "finished"
+
+    @property
+    def trained(self) -> bool:
+        """Whether the network learned anything: its accuracy is more than twice that of chance."""
+        return self.top1 is not None and self.top1 * self.classes > 2.0
 
     def as_mapping(self) -> dict[str, Any]:
         """Every value by name, in types that JSON has."""
@@ -70,23 +85,36 @@ class Outcome:
         return typed(cls, values)
 
 
-def summarize_run(record: Record, finished: bool) -> Outcome:
-    """The outcome of the run in `record`; one that did not finish has diverged."""
+@dataclass(frozen=True)
+class Tried:
+    """A setting that was tried, and its accuracy on the held-out images when it ended."""
+
+    chosen: Mapping[str, Json]
+    accuracy: float | None
+    epochs: float
+    ending: Ending
+    seconds: float | None
+
+
+def summarize_run(record: Record, ending: Ending) -> Outcome:
+    """The outcome of the run in `record`, which ended so."""
+    diverged = ending == "diverged"
     validation = _columns(record, "validation", ("epoch", "top1", "seconds"))
     training = _columns(record, "train", ("epoch", "loss", "accuracy", "seconds"))
     epochs, losses, accuracies, seconds = training
     last = [place for place, epoch in enumerate(epochs) if epoch > epochs[-1] - 1]
 
     def final(values: Sequence[float]) -> float | None:
-        return _round(fmean(values[place] for place in last)) if finished and last else None
+        return _round(fmean(values[place] for place in last)) if last and not diverged else None
 
     run = record.run
     machine, versions = run["machine"], run["versions"]
     assert isinstance(machine, dict)
     assert isinstance(versions, dict)
     return Outcome(
-        diverged=not finished,
-        top1=_round(validation[1][-1]) if finished else None,
+        diverged=diverged,
+        stopped=ending == "stopped",
+        top1=_round(validation[1][-1]) if validation[1] and not diverged else None,
         train_loss=final(losses),
         train_accuracy=final(accuracies),
         seconds=_round(seconds[-1]) if seconds else None,
@@ -96,6 +124,8 @@ def summarize_run(record: Record, finished: bool) -> Outcome:
         started=str(run["started"]),
         machine=machine,
         versions=versions,
+        classes=int(number(run, "classes")) if "classes" in run else 10,
+        commit=None if (commit := run.get("skipless_commit")) is None else str(commit),
     )
 
 

@@ -1,73 +1,44 @@
-"""Many runs by name, each trained once, by any number of workers on any number of machines.
+"""Many runs by name, each trained once, and settings chosen on held-out training images.
 
     outcomes = run_all("rates", {"rate 0.1": Configuration(...), ...}, Place(Path("out")))
+    tuning = Tuning(Configuration(..., held_out=1000), {"lr": Range(0.01, 1)})
+    results = search_all("best", {"ResNet": Task(tuning, Configuration(...), (0, 1, 2))}, place)
 
-Workers share an Optuna data base: a SQLite file on one machine; for several machines a server, with
-the same call on each of them. A worker that dies loses only its run, which another one takes over,
-from the last checkpoint if they share a disk. A search that was stopped resumes when it is started
-again. Under `torchrun`, the first process tells the others what to train.
+Any number of workers on any number of machines share the work through an Optuna data base: a SQLite
+file on one machine, a server for several, with the same call on each of them. A worker that dies
+loses only its run, which another one takes over, from the last checkpoint if they share a disk. A
+search that was stopped resumes when it is started again.
 """
 
 import hashlib
 import json
-import multiprocessing
-import os
-import pickle
 import shutil
-import signal
-import sys
-import threading
-import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-import torch
-import torch.distributed as dist
-from tqdm import tqdm
+import optuna
+from optuna.trial import FrozenTrial
 
-from skipless.files import lock, new_folder, read_document, require_inside, write_atomically
-from skipless.record import LOCK, METRICS, Record
+from skipless.files import lock, read_document, require_inside, write_atomically
+from skipless.record import LOCK, METRICS, Json, Record
 from skipless.train.checkpoint import FOLDER as CHECKPOINTS
 from skipless.train.engine import DivergedError
 from skipless.train.journal import EVENTS
-from skipless.train.process import cores, exit_with_parent, process_group, select_device
 
-from .configuration import Configuration, DataOptions, options
-from .outcome import Outcome, summarize_run
-from .study import SharedStudy
-from .training import load_images, train
+from .configuration import Configuration, options
+from .outcome import Ending, Outcome, Tried, summarize_run
+from .study import Database, SharedStudy
+from .training import train
+from .workers import Job, broadcast, is_main, share_work
 
 OUTCOME = "outcome.json"
 
-_PAUSE = 1.0  # seconds between looks at the other workers
-_EXPECTED = (ValueError, OSError, ImportError)  # errors whose message is enough for a user
-
-# From the first process: a run to take part in; None, to keep waiting; at the end, all outcomes.
-Message = str | dict[str, Outcome] | None
-
-
-def _is_distributed() -> bool:
-    return int(os.environ.get("WORLD_SIZE", 1)) > 1
-
-
-def is_main() -> bool:
-    """Whether this is the first process, or the only one."""
-    return int(os.environ.get("RANK", 0)) == 0
-
-
-def _broadcast(message: Message) -> Message:
-    """The message of the first process, in all of them; a single process gets its own back."""
-    if not _is_distributed():
-        return message
-    messages = [message]
-    dist.broadcast_object_list(messages, src=0)
-    return messages[0]
+_DIGITS = 3  # of a number that is tuned
+_REDUCTION = 3  # one trial of so many goes on, at each look
+_TUNING_COST = 0.5  # of a trial beside a run that ends, as most are stopped
 
 
 def run_key(configuration: Configuration) -> str:
@@ -84,18 +55,40 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def train_to_end(configuration: Configuration, folder: Path) -> bool:
-    """Trains in `folder`; returns False if the run diverged. Raises InterruptedError if stopped."""
+def train_to_end(
+    configuration: Configuration,
+    folder: Path,
+    should_stop: Callable[[float, float], bool] = lambda epoch, top1: False,
+) -> Ending:
+    """Trains in `folder`; returns how that ended. Raises InterruptedError if a signal stopped it.
+
+    Under `torchrun`, `should_stop` is asked in the first process.
+    """
+    hopeless = False
+
+    def ask(epoch: float, top1: float) -> bool:
+        nonlocal hopeless
+        hopeless = should_stop(epoch, top1)
+        return hopeless
+
+    ending: Ending | None = None
     try:
-        ending, _ = train(configuration, folder, resume=True, progress=False)
+        status, _ = train(configuration, folder, resume=True, progress=False, should_stop=ask)
     except DivergedError:
-        return False
-    if not ending.finished:
+        return "diverged"
+    if status.finished:
+        ending = "finished"
+    elif hopeless:
+        ending = "stopped"
+    ending = broadcast(ending)
+    if ending is None:
         raise InterruptedError(f"The run in {folder} was stopped.")
-    return True
+    return ending
 
 
-def run_once(folder: Path, train_run: Callable[[], bool], *, keep_weights: bool = False) -> Outcome:
+def run_once(
+    folder: Path, train_run: Callable[[], Ending], *, keep_weights: bool = False
+) -> Outcome:
     """The outcome of the run in `folder`, which `train_run` trains only if it has none yet.
 
     Other processes that need the same run wait for it. In the end, checkpoints and TensorBoard's
@@ -107,12 +100,19 @@ def run_once(folder: Path, train_run: Callable[[], bool], *, keep_weights: bool 
         if path.exists():
             outcome = _read_outcome(path)
         else:
-            finished = train_run()
-            outcome = summarize_run(Record.read(folder), finished)
+            ending = train_run()
+            outcome = summarize_run(Record.read(folder), ending)
             write_atomically(path, json.dumps(outcome.as_mapping()) + "\n")
         for large in () if keep_weights else (CHECKPOINTS, EVENTS):
             shutil.rmtree(folder / large, ignore_errors=True)
     return outcome
+
+
+def keep_outcome(folder: Path, outcome: Outcome) -> None:
+    """Let `run_once` find an outcome that is known from elsewhere."""
+    if not (path := folder / OUTCOME).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(outcome.as_mapping()) + "\n")
 
 
 def _read_outcome(path: Path) -> Outcome:
@@ -169,28 +169,106 @@ class Place:
 
 
 @dataclass(frozen=True)
-class _Search:
-    """All that a worker has to know."""
+class Range:
+    """The numbers from `low` to `high`, searched by their logarithm."""
 
-    study: str
-    runs: Mapping[str, Configuration]
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.low < self.high:
+            raise ValueError(f"A range needs 0 < low < high, got {self.low:g} and {self.high:g}")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Options of a run to be chosen by its accuracy on held-out training images.
+
+    Optuna's TPE sampler proposes `trials` settings, the first of them `first`. After
+    `least_epochs`, and three and nine times as many, a trial stops unless it is among the best
+    third of those that got so far (successive halving).
+    """
+
+    configuration: Configuration
+    space: Mapping[str, Range | tuple[Json, ...]]  # by option
+    trials: int = 8
+    first: Mapping[str, Json] = field(default_factory=dict)
+    least_epochs: int = 2
+
+    def __post_init__(self) -> None:
+        if self.trials < 0:
+            raise ValueError(f"trials must be at least 0, got {self.trials}")
+        if self.trials and self.configuration.held_out is None:
+            raise ValueError("A tuned configuration must have held_out, the images to judge by")
+
+    @property
+    def key(self) -> str:
+        """A short name that two tunings share only if they have the same result."""
+        space = {n: asdict(c) if isinstance(c, Range) else c for n, c in self.space.items()}
+        given = [self.trials, dict(self.first), self.least_epochs]
+        return _digest([run_key(self.configuration), space, *given])
+
+    def suggest(self, trial: optuna.Trial) -> dict[str, Json]:
+        """The values of a trial, with few digits."""
+        chosen: dict[str, Json] = {}
+        for name, choices in self.space.items():
+            if isinstance(choices, Range):
+                value = trial.suggest_float(name, choices.low, choices.high, log=True)
+                chosen[name] = float(f"{value:.{_DIGITS}g}")
+            else:
+                chosen[name] = trial.suggest_categorical(name, choices)  # pyright: ignore
+        return chosen
+
+
+def configure(configuration: Configuration, chosen: Mapping[str, Json]) -> Configuration:
+    """The configuration with the values that were chosen by tuning."""
+    return Configuration.of(configuration.as_mapping(), chosen)
+
+
+def best_setting(tried: Sequence[Tried]) -> Mapping[str, Json]:
+    """The setting that finished with the highest accuracy; if none did, the one that came closest.
+
+    >>> stopped = Tried({"lr": 1.0}, 0.9, epochs=2.0, ending="stopped", seconds=1.0)
+    >>> best_setting([stopped, Tried({"lr": 0.1}, 0.5, 10.0, "finished", 5.0)])
+    {'lr': 0.1}
+    """
+    return max(tried, key=lambda t: (t.ending == "finished", t.accuracy or 0.0)).chosen
+
+
+@dataclass(frozen=True)
+class _Search(ABC):
+    """What a worker has to know to open the studies of a search and to work on them."""
+
+    name: str
     place: Place
     seconds_until_dead: int
-    teachers: Mapping[str, Configuration]
+    teachers: Mapping[str, Configuration]  # by the name that runs have as `teacher`
 
-    def open_study(self) -> SharedStudy:
-        """The study; another set of runs is another study."""
-        keys = {name: run_key(configuration) for name, configuration in self.runs.items()}
-        name = f"{self.study}-{_digest(keys)}"
-        return SharedStudy(name, sorted(self.runs), self.place.url, self.seconds_until_dead)
+    @property
+    @abstractmethod
+    def configurations(self) -> Sequence[Configuration]:
+        """One for each run, or each tuning."""
 
-    def train(self, name: str) -> bool:
-        """Trains a run, from its checkpoint if it has one; returns False if it diverged."""
-        configuration = self.runs[name]
+    @abstractmethod
+    def jobs(self, database: Database) -> list[Job]:
+        """The studies, each with what a worker does for a trial."""
+
+    @abstractmethod
+    def with_threads(self, threads: int) -> "_Search":
+        """The search with so many threads for each run that does not say."""
+
+    def train(
+        self,
+        configuration: Configuration,
+        should_stop: Callable[[float, float], bool] = lambda epoch, top1: False,
+    ) -> Ending:
+        """Trains a run, from its checkpoint if it has one."""
         folder = self.place.run(configuration)
         if (teacher := self.teachers.get(configuration.teacher or "")) is not None:
-            configuration = replace(configuration, teacher=str(self._train_teacher(teacher)))
-        return train_to_end(configuration, folder)
+            # Of the student's seed, and without the images that judge it.
+            own = replace(teacher, seed=configuration.seed, held_out=configuration.held_out)
+            configuration = replace(configuration, teacher=str(self._train_teacher(own)))
+        return train_to_end(configuration, folder, should_stop)
 
     def _train_teacher(self, configuration: Configuration) -> Path:
         """The folder of a teacher, which the first run that needs it trains."""
@@ -201,6 +279,241 @@ class _Search:
         elif not (folder / OUTCOME).exists():  # then the first process is about to train it
             train_run()
         return folder
+
+
+@dataclass(frozen=True)
+class _Runs(_Search):
+    """Every one of `runs`, once."""
+
+    runs: Mapping[str, Configuration]
+
+    @property
+    def configurations(self) -> Sequence[Configuration]:
+        return list(self.runs.values())
+
+    def with_threads(self, threads: int) -> "_Runs":
+        return replace(self, runs=_with_threads(self.runs, threads))
+
+    def jobs(self, database: Database) -> list[Job]:
+        names = sorted(self.runs)
+        keys = [run_key(self.runs[name]) for name in names]
+        study = SharedStudy(
+            database,
+            f"{self.name}-{_digest([names, keys])}",
+            len(names),
+            # In which order depends on chance, but not what they give.
+            lambda _: optuna.samplers.BruteForceSampler(),
+            distinct=True,
+        )
+
+        def train_next(trial: optuna.Trial) -> float:
+            configuration = self.runs[names[trial.suggest_int("run", 0, len(names) - 1)]]
+            folder = self.place.run(configuration)
+            outcome = run_once(folder, lambda: self.train(broadcast(configuration)))
+            trial.set_user_attr("outcome", outcome.as_mapping())
+            return outcome.top1 or 0.0
+
+        def describe(trial: FrozenTrial) -> str:
+            name = names[trial.params["run"]] if trial.params else ""
+            return f"{name}{self._progress(name)}"
+
+        return [Job(study, train_next, describe)] if names else []
+
+    def _progress(self, name: str) -> str:
+        """The last evaluation of a run, as far as it is on this disk."""
+        folder = self.place.run(self.runs[name]) if name else self.place.folder
+        if not (folder / METRICS).exists():
+            return ""
+        record = Record.read(folder)
+        epochs, accuracies = (record.series("validation", n)[1] for n in ("epoch", "top1"))
+        return f" epoch {epochs[-1]:g}: {accuracies[-1]:.0%}" if epochs else ""
+
+    def outcomes(self, jobs: Sequence[Job]) -> dict[str, Outcome]:
+        """The outcome of each run by its name, once all are done."""
+        names = sorted(self.runs)
+        done = {names[t.params["run"]]: t for job in jobs for t in job.study.trials()}
+        return {name: Outcome.of(done[name].user_attrs["outcome"]) for name in self.runs}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to tune, and then to train with the best setting from several seeds.
+
+    Without `trials`, its tuning takes the first setting. What is `known` of it from an earlier
+    search need not be tuned again.
+    """
+
+    tuning: Tuning
+    final: Configuration
+    seeds: tuple[int, ...]
+    known: tuple[Tried, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """A short name that two tasks share only if they have the same result."""
+        return _digest([self.tuning.key, run_key(self.final), self.seeds])
+
+    def run(self, chosen: Mapping[str, Json], seed: int) -> Configuration:
+        """The final run with a setting and a seed."""
+        return replace(configure(self.final, chosen), seed=seed)
+
+    def final_runs(self) -> dict[int, Configuration]:
+        """The final runs by their seed, if no more tuning is needed."""
+        chosen = best_setting(self.known) if self.known else self.tuning.first
+        return {seed: self.run(chosen, seed) for seed in self.seeds}
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What was tried for a task, and the outcomes of its final runs by their seed."""
+
+    tried: tuple[Tried, ...]
+    chosen: Mapping[str, Json] | None  # None while it is tuned
+    outcomes: Mapping[int, Outcome]
+
+
+@dataclass(frozen=True)
+class _Tasks(_Search):
+    """All of `tasks`: each is tuned, and its final runs can start as soon as it is."""
+
+    tasks: Mapping[str, Task]
+
+    @property
+    def configurations(self) -> Sequence[Configuration]:
+        return [c for own in self.tasks.values() for c in (own.tuning.configuration, own.final)]
+
+    def with_threads(self, threads: int) -> "_Tasks":
+        def give(configuration: Configuration) -> Configuration:
+            return _with_threads({"": configuration}, threads)[""]
+
+        return replace(
+            self,
+            tasks={
+                name: replace(
+                    own,
+                    tuning=replace(own.tuning, configuration=give(own.tuning.configuration)),
+                    final=give(own.final),
+                )
+                for name, own in self.tasks.items()
+            },
+        )
+
+    def jobs(self, database: Database) -> list[Job]:
+        found = []
+        for name, task in self.tasks.items():
+            tuning = None
+            if task.tuning.trials and not task.known:
+                found.append(tuning := self._tuning_job(database, name, task.tuning))
+            found.append(self._final_job(database, name, task, tuning))
+        return found
+
+    def _tuning_job(self, database: Database, name: str, tuning: Tuning) -> Job:
+        key = tuning.key
+        study = SharedStudy(
+            database,
+            f"tuning-{key}",
+            tuning.trials,
+            lambda count: optuna.samplers.TPESampler(
+                n_startup_trials=max(3, tuning.trials // 2),
+                multivariate=len(tuning.space) > 1,
+                constant_liar=True,
+                seed=int(key, 16) % 2**31 + count,
+            ),
+            optuna.pruners.SuccessiveHalvingPruner(
+                min_resource=tuning.least_epochs, reduction_factor=_REDUCTION
+            ),
+            tuning.first,
+        )
+
+        def try_next(trial: optuna.Trial) -> float:
+            return self._try(trial, tuning)
+
+        def describe(trial: FrozenTrial) -> str:
+            last = trial.last_step
+            at = "" if last is None else f" epoch {last}: {trial.intermediate_values[last]:.0%}"
+            return f"{name}, tuned{at}"
+
+        return Job(study, try_next, describe, tuning.configuration.epochs * _TUNING_COST)
+
+    def _final_job(self, database: Database, name: str, task: Task, tuning: Job | None) -> Job:
+        study = SharedStudy(
+            database,
+            f"seeds-{task.key}",
+            len(task.seeds),
+            lambda _: optuna.samplers.BruteForceSampler(),
+            distinct=True,
+        )
+
+        def train_next(trial: optuna.Trial) -> float:
+            seed = task.seeds[trial.suggest_int("seed", 0, len(task.seeds) - 1)]
+            chosen = _choose(task, tuning)
+            configuration = task.run(chosen, seed)
+            folder = self.place.run(configuration)
+            outcome = run_once(folder, lambda: self.train(broadcast(configuration)))
+            trial.set_user_attr("chosen", dict(chosen))
+            trial.set_user_attr("outcome", outcome.as_mapping())
+            return outcome.top1 or 0.0
+
+        describe = lambda trial: f"{name}, seed {trial.params.get('seed', '')}"
+        return Job(study, train_next, describe, task.final.epochs, after=tuning)
+
+    def _try(self, trial: optuna.Trial, tuning: Tuning) -> float:
+        chosen = tuning.suggest(trial)
+        configuration = configure(tuning.configuration, chosen)
+        reported: set[int] = set()
+
+        def is_hopeless(epoch: float, top1: float) -> bool:
+            step = int(epoch)
+            if step < 1 or step in reported:
+                return False
+            reported.add(step)
+            trial.report(top1, step)
+            return trial.should_prune()
+
+        outcome = run_once(
+            self.place.run(configuration),
+            lambda: self.train(broadcast(configuration), is_hopeless),
+        )
+        curve = outcome.validation
+        for epoch, top1 in zip(curve.epochs, curve.top1, strict=True):
+            is_hopeless(epoch, top1)  # for the pruner, where another search has trained it
+        epochs = curve.epochs[-1] if curve.epochs else 0.0
+        tried = Tried(chosen, outcome.top1, epochs, outcome.ending, outcome.seconds)
+        trial.set_user_attr("tried", asdict(tried))
+        if outcome.stopped:
+            raise optuna.TrialPruned
+        return outcome.top1 or 0.0
+
+    def results(self, jobs: Sequence[Job]) -> dict[str, TaskResult]:
+        """What there is of each task, by its name, also while workers are still at it."""
+        found, left = {}, iter(jobs)
+        for name, task in self.tasks.items():
+            final = next(left)
+            tuning = None
+            if task.tuning.trials and not task.known:
+                tuning, final = final, next(left)
+            tuned = tuning is None or tuning.is_done()
+            done = {task.seeds[t.params["seed"]]: t.user_attrs for t in final.study.trials()}
+            found[name] = TaskResult(
+                task.known if tuning is None else _tried(tuning),
+                _choose(task, tuning) if tuned else None,
+                {seed: Outcome.of(done[seed]["outcome"]) for seed in task.seeds if seed in done},
+            )
+        return found
+
+
+def _tried(tuning: Job) -> tuple[Tried, ...]:
+    return tuple(Tried(**trial.user_attrs["tried"]) for trial in tuning.study.trials())
+
+
+def _choose(task: Task, tuning: Job | None) -> Mapping[str, Json]:
+    """The best setting of a task that has been tuned."""
+    tried = task.known if tuning is None else _tried(tuning)
+    return best_setting(tried) if tried else task.tuning.first
+
+
+def _with_threads(runs: Mapping[str, Configuration], threads: int) -> dict[str, Configuration]:
+    return {n: replace(c, threads=threads) if c.threads is None else c for n, c in runs.items()}
 
 
 def run_all(
@@ -217,202 +530,39 @@ def run_all(
         study: Name of the search in the data base.
         runs: Configurations by name.
         place: Where results go.
-        seconds_until_dead: A worker without a sign of life for so long loses its run to another.
-        teachers: Teachers by the name that runs have as `teacher`. Each machine trains each once,
-            before its students.
+        seconds_until_dead: A worker on another machine without a sign of life for so long loses its
+            run to another.
+        teachers: Teachers by the name that runs have as `teacher`. Each machine trains one for each
+            seed of its students, before these.
 
     An error in one run stops the search on this machine, and is raised. Under `torchrun`, all
     processes train each run together.
     """
-    search = _Search(study, runs, place, seconds_until_dead, teachers or {})
-    with process_group() if _is_distributed() else nullcontext():
-        if not is_main():
-            while not isinstance(message := _broadcast(None), dict):
-                if message is not None:
-                    search.train(message)
-            return message
-        outcomes = _run_search(search)
-        _broadcast(outcomes)
-        return outcomes
+    search = _Runs(study, place, seconds_until_dead, teachers or {}, runs)
+    return share_work(search, search.outcomes)
 
 
-def _run_search(search: _Search) -> dict[str, Outcome]:
-    search.place.require_own()
-    checked = search.place.storage is None and not search.place.file.exists()
-    if checked:
-        _require_data_and_devices(search.runs)
-    with (
-        new_folder(search.place.folder),
-        closing(search.open_study()) as shared,
-        _terminable(),
-    ):
-        try:
-            left = len(search.runs) - shared.done()
-            if left and not checked:
-                _require_data_and_devices(search.runs)
-            workers = min(left, search.place.workers or torch.cuda.device_count() or cores())
-            if workers > 1 and not _is_distributed():
-                _watch(search, shared, workers)
-            else:
-                _work(search, shared)
-        except (KeyboardInterrupt, InterruptedError):
-            raise InterruptedError(
-                f"The search {search.study} was stopped after {shared.done()} of "
-                f"{len(search.runs)} runs. Run it again to resume."
-            ) from None
-        outcomes = shared.outcomes()
-    return {name: outcomes[name] for name in search.runs}
+def search_all(
+    study: str,
+    tasks: Mapping[str, Task],
+    place: Place,
+    *,
+    seconds_until_dead: int = 120,
+    teachers: Mapping[str, Configuration] | None = None,
+) -> dict[str, TaskResult]:
+    """Tunes and trains all tasks; returns results by name, once all workers are done.
+
+    Arguments are those of `run_all`. With one worker, the same call tries the same settings; with
+    several, which trials stop early depends on which of them are ahead.
+    """
+    search = _Tasks(study, place, seconds_until_dead, teachers or {}, tasks)
+    return share_work(search, search.results)
 
 
-def _require_data_and_devices(runs: Mapping[str, Configuration]) -> None:
-    """Raise if a run cannot start, before workers do."""
-    for device in {own.device for own in runs.values()}:
-        select_device(device)
-    names = [own.name for own in fields(DataOptions)]
-    for own in {tuple(getattr(own, n) for n in names): own for own in runs.values()}.values():
-        load_images(own)
-
-
-def _work(search: _Search, shared: SharedStudy, *, progress: bool = True) -> None:
-    """Train the remaining runs of a study, until all are done."""
-    with _bar(search, progress) as bar:
-
-        def run(name: str) -> Outcome:
-            def train_run() -> bool:
-                _broadcast(name)
-                return search.train(name)
-
-            bar.set_postfix_str(name)
-            return run_once(search.place.run(search.runs[name]), train_run)
-
-        while (done := shared.done()) < len(search.runs):
-            bar.update(done - bar.n)
-            if not shared.take(run):
-                _broadcast(None)  # so that the others do not time out
-                time.sleep(_PAUSE)
-
-
-def _watch(search: _Search, shared: SharedStudy, workers: int) -> None:
-    """Let `workers` processes train the remaining runs, until all are done or all have died."""
-    with _processes(search, workers) as processes, _bar(search) as bar:
-        running = dict(processes)
-        while running:
-            wait([process.sentinel for process in running], timeout=_PAUSE)
-            for process in [p for p in running if not p.is_alive()]:
-                if (error := _receive_error(running.pop(process))) is not None:
-                    raise error
-            if not bar.disable:
-                bar.update(shared.done() - bar.n)
-                bar.set_postfix_str("; ".join(_last_metrics(search, n) for n in shared.running()))
-        if (done := shared.done()) < len(search.runs):
-            codes = ", ".join(sorted({str(process.exitcode) for process in processes}))
-            raise ChildProcessError(
-                f"All {workers} workers of the search {search.study} were killed (exit codes "
-                f"{codes}) after {done} of {len(search.runs)} runs, possibly out of memory. Rerun "
-                "with fewer workers to resume."
-            )
-
-
-@contextmanager
-def _processes(search: _Search, workers: int) -> Iterator[Mapping[SpawnProcess, Connection]]:
-    """Worker processes, each with the connection that it sends to; all are stopped at the end."""
-    # Spawned, because PyTorch's threads do not survive a fork. They ignore Ctrl-C from their start:
-    # it is for this process, which then asks them to stop, once.
-    context = multiprocessing.get_context("spawn")
-    started: dict[SpawnProcess, Connection] = {}
-    try:
-        with _signal_handler(signal.SIGINT, signal.SIG_IGN):
-            for number in range(workers):
-                receiver, sender = context.Pipe(duplex=False)
-                own = (search, number, workers, sender)
-                process = context.Process(target=_run_worker, args=own)
-                process.start()
-                sender.close()  # so that we notice when the process ends
-                started[process] = receiver
-        yield started
-    finally:
-        try:
-            for process in started:
-                process.terminate()  # they save, and stop
-            for process in started:
-                process.join()
-        except KeyboardInterrupt:  # a second Ctrl-C
-            for process in started:
-                process.kill()
-            raise
-
-
-def _run_worker(search: _Search, number: int, workers: int, sender: Connection) -> None:
-    """The main function of a worker process."""
-    exit_with_parent()
-    if hasattr(os, "setpgrp"):
-        os.setpgrp()  # so that a Ctrl-C for the first process does not reach us
-    # As torchrun does: which GPU is ours, and how many processes share the cores.
-    os.environ |= {"LOCAL_WORLD_SIZE": str(workers)}
-    if gpus := torch.cuda.device_count():
-        os.environ |= {"LOCAL_RANK": str(number % gpus)}
-    threads = max(1, cores() // workers)
-    runs, teachers = (
-        {n: replace(c, threads=threads) if c.threads is None else c for n, c in own.items()}
-        for own in (search.runs, search.teachers)
-    )
-    search = replace(search, runs=runs, teachers=teachers)
-    with _terminable():
-        try:
-            with closing(search.open_study()) as shared:
-                _work(search, shared, progress=False)
-        except BaseException as error:
-            sender.send_bytes(_pickle_error(error))
-
-
-def _pickle_error(error: BaseException) -> bytes:
-    """An error for another process to raise; with its traceback if it is not an expected one."""
-    if not isinstance(error, (*_EXPECTED, KeyboardInterrupt)):
-        error.add_note("".join(traceback.format_exception(error)))
-    try:
-        pickle.loads(found := pickle.dumps(error))
-        return found
-    except Exception:
-        return pickle.dumps(RuntimeError("".join(traceback.format_exception(error))))
-
-
-def _receive_error(receiver: Connection) -> BaseException | None:
-    """The error that a process ended with, if it sent one."""
-    try:
-        return pickle.loads(receiver.recv_bytes())
-    except EOFError:
-        return None
-
-
-def _terminable() -> AbstractContextManager[None]:
-    """SIGTERM does what Ctrl-C does, so that a run that is being trained is saved."""
-    return _signal_handler(signal.SIGTERM, signal.default_int_handler)
-
-
-@contextmanager
-def _signal_handler(number: signal.Signals, handler: Any) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
-
-
-def _bar(search: _Search, progress: bool = True) -> tqdm:
-    off = not (progress and sys.stderr.isatty())
-    return tqdm(
-        total=len(search.runs), desc=search.study, unit="run", dynamic_ncols=True, disable=off
-    )
-
-
-def _last_metrics(search: _Search, name: str) -> str:
-    """A run's name and last evaluation, as far as it is on this disk."""
-    folder = search.place.run(search.runs[name])
-    if not (folder / METRICS).exists():
-        return name
-    record = Record.read(folder)
-    epochs, accuracies = (record.series("validation", n)[1] for n in ("epoch", "top1"))
-    return f"{name} epoch {epochs[-1]:g}: {accuracies[-1]:.0%}" if epochs else name
+def results_so_far(
+    study: str, tasks: Mapping[str, Task], place: Place, *, seconds_until_dead: int = 120
+) -> dict[str, TaskResult]:
+    """What a search that was stopped has found."""
+    search = _Tasks(study, place, seconds_until_dead, {}, tasks)
+    with closing(Database(place.url, seconds_until_dead)) as database:
+        return search.results(search.jobs(database))

@@ -1,9 +1,8 @@
-"""The runs of a study, each given to one worker at a time, through an Optuna data base.
+"""Trials that any number of workers share through an Optuna data base.
 
-Trial number k of n is the k-th run: every data base hands out a number only once. A run whose trial
-failed, or whose worker shows no sign of life, is queued again as another trial. Runs are not
-parameters here, because Optuna's grid sampler counts a failed trial as visited, and fails itself
-(KeyError) when a queued trial ends while another one is the last to run.
+Optuna's sampler says what a trial tries, and its pruner which trials stop early. A trial whose
+worker died is queued again with the same values. What is left for this module: a data base that is
+opened safely by several workers at once, and that names itself in errors.
 """
 
 import os
@@ -13,181 +12,203 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 
 import optuna
 import sqlalchemy
 import sqlalchemy.event
-from optuna.exceptions import (
-    ExperimentalWarning,
-    StorageInternalError,
-    TrialPruned,
-    UpdateFinishedTrialError,
-)
+from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from .outcome import Outcome
+DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 
-_RUN, _WORKER, _OUTCOME = "run", "worker", "outcome"  # attributes of trials
+_WORKER = "worker"  # an attribute of trials
 _TRIES = 5  # to open a data base that another worker is setting up
 _SECONDS_TO_WAIT = 60  # for a lock of SQLite
+_DATABASE_ERRORS = (StorageInternalError, SQLAlchemyError)
 
 
-class SharedStudy:
-    """The runs called `names`, and their outcomes, in the data base at `url`."""
+class Database:
+    """The data base at `url`, in which searches keep their studies."""
 
-    def __init__(self, study: str, names: Sequence[str], url: str, seconds_until_dead: int) -> None:
+    def __init__(self, url: str, seconds_until_dead: int) -> None:
         if seconds_until_dead < 2:
             raise ValueError(f"seconds_until_dead must be at least 2, got {seconds_until_dead}")
-        self._names = names
-        self._patience = seconds_until_dead
-        self._first_seen: dict[int, float] = {}  # trials that no worker has claimed
-        self._local = url.startswith("sqlite")  # so all workers are on this machine
-        self._place = _without_password(url)
-        with self._name_errors():
-            self._storage = _open_storage(url, self._place, seconds_until_dead)
-            self._study = optuna.create_study(
-                storage=self._storage,
-                sampler=optuna.samplers.RandomSampler(),  # never asked
-                study_name=study,
-                direction="maximize",
-                load_if_exists=True,
-            )
+        self.seconds_until_dead = seconds_until_dead
+        self.local = url.startswith("sqlite")  # so all workers are on this machine
+        self.place = _without_password(url)
+        with self.explain_errors():
+            self.storage = _open_storage(url, self.place, seconds_until_dead)
 
     def close(self) -> None:
         """Close the connections to the data base."""
-        self._storage.engine.dispose()
+        self.storage.engine.dispose()
+
+    @contextmanager
+    def explain_errors(self) -> Iterator[None]:
+        """Turn errors of the data base into one that names it and says what to do."""
+        before = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExperimentalWarning)  # of heartbeats and retries
+                yield
+        except Exception as error:
+            # Optuna's own clean-up may fail after the data base did, with an error of another kind.
+            if (cause := _database_error(error)) is None:
+                raise
+            raise OSError(
+                f"Cannot reach the study in {self.place}: {_first_line(cause)}. Check that the "
+                "data base exists and its disk has space, or delete a damaged file, and rerun: "
+                "finished runs are kept."
+            ) from error
+        finally:
+            optuna.logging.set_verbosity(before)
+
+
+class SharedStudy:
+    """A study of `wanted` trials, which all workers at one data base share.
+
+    Args:
+        database: Where it is kept.
+        name: Its name there.
+        wanted: How many trials to run; with `distinct`, how many different ones.
+        sample: Makes the sampler from the number of trials that there are, so that a search that
+            resumes does not draw the same random numbers again.
+        pruner: Says which trials stop early.
+        first: What the first trial tries.
+        distinct: Whether trials with the same values count once.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        name: str,
+        wanted: int,
+        sample: Callable[[int], optuna.samplers.BaseSampler],
+        pruner: optuna.pruners.BasePruner | None = None,
+        first: Mapping[str, object] | None = None,
+        *,
+        distinct: bool = False,
+    ) -> None:
+        self._database, self.wanted, self._sample = database, wanted, sample
+        self._distinct = distinct
+        with database.explain_errors():
+            self._study = optuna.create_study(
+                storage=database.storage,
+                study_name=name,
+                pruner=pruner or optuna.pruners.NopPruner(),
+                direction="maximize",
+                load_if_exists=True,
+            )
+            if first and not self._trials():
+                self._study.enqueue_trial(dict(first))
+
+    def trials(self) -> list[FrozenTrial]:
+        """The trials that are done, by number."""
+        with self._database.explain_errors():
+            return [trial for trial in self._trials() if trial.state in DONE]
+
+    def running(self) -> list[FrozenTrial]:
+        """The trials that workers are at."""
+        with self._database.explain_errors():
+            return [trial for trial in self._trials() if trial.state == TrialState.RUNNING]
 
     def done(self) -> int:
-        """How many runs are done."""
-        with self._name_errors():
-            return len({self._name(t) for t in self._trials() if t.state == TrialState.COMPLETE})
+        """How many of the wanted trials are done; one that was done twice counts once."""
+        return min(self.wanted, len({self._identity(trial) for trial in self.trials()}))
 
-    def outcomes(self) -> dict[str, Outcome]:
-        """The outcomes of the runs that are done, by name."""
-        with self._name_errors():
-            done = {self._name(t): t for t in self._trials() if t.state == TrialState.COMPLETE}
-        return {n: Outcome.of(done[n].user_attrs[_OUTCOME]) for n in self._names if n in done}
-
-    def running(self) -> list[str]:
-        """Names of the runs that are being trained."""
-        with self._name_errors():
-            running = {self._name(t) for t in self._trials() if t.state == TrialState.RUNNING}
-        return [name for name in self._names if name in running]
-
-    def take(self, run: Callable[[str], Outcome]) -> bool:
-        """Calls `run` with the name of a run that is left; returns False if there is none."""
-        with self._name_errors():
-            self._fail_dead_trials()
+    def take(self, objective: Callable[[optuna.Trial], float]) -> bool:
+        """Runs one more trial; returns False if none is left, or all that are have a worker."""
+        with self._database.explain_errors():
+            self._queue_lost_trials()
             trials = self._trials()
-            for name in self._lost(trials):
-                self._study.enqueue_trial({}, user_attrs={_RUN: name})
-            waiting = any(t.state == TrialState.WAITING for t in self._trials())
-            if not waiting and len(trials) >= len(self._names):
+            waiting = any(trial.state == TrialState.WAITING for trial in trials)
+            taken = {self._identity(t) for t in trials if t.state in (*DONE, TrialState.RUNNING)}
+            if not waiting and len(taken) >= self.wanted:
                 return False
-            return self._run_trial(run)
+            self._study.sampler = self._sample(len(trials))
+            self._run_trial(objective)
+            return True
 
-    def _run_trial(self, run: Callable[[str], Outcome]) -> bool:
-        taken: list[int] = []
+    def _run_trial(self, objective: Callable[[optuna.Trial], float]) -> None:
+        numbers: list[int] = []
         errors: list[BaseException] = []
 
-        def objective(trial: optuna.Trial) -> float:
+        def run(trial: optuna.Trial) -> float:
+            numbers.append(trial.number)
             try:
-                name = self._claim(trial)
-                taken.append(trial.number)
-                outcome = run(name)
-                trial.set_user_attr(_OUTCOME, outcome.as_mapping())
-            except UpdateFinishedTrialError:  # another worker thinks that we died
-                raise TrialPruned from None
+                trial.set_user_attr(_WORKER, f"{platform.node()} {os.getpid()}")
+                return objective(trial)
+            except optuna.TrialPruned:
+                raise
             except BaseException as error:
                 errors.append(error)
                 raise
-            return outcome.top1 or 0.0
 
         try:
-            self._study.optimize(objective, n_trials=1)
-        except Exception:
-            if errors and not isinstance(errors[0], TrialPruned):
-                raise errors[0] from None
-            # Optuna refuses the result of a trial that another worker failed in the meantime. Its
-            # outcome is in the run's folder, for the worker that takes it over.
-            trials = self._trials()
-            if not (taken and trials[taken[0]].state == TrialState.FAIL):
-                raise
-        return bool(taken)
+            self._study.optimize(run, n_trials=1)
+        except Exception as error:
+            # A worker that was silent for too long is taken for dead, and its trial failed. The
+            # outcome is in the run's folder, for whoever takes the trial over.
+            own = errors[0] if errors else None
+            refused = isinstance(own or error, UpdateFinishedTrialError | ValueError)
+            if refused and not isinstance(own, ValueError) and self._has_failed(numbers):
+                return
+            raise own or error from None
 
-    def _claim(self, trial: optuna.Trial) -> str:
-        """The name of this trial's run; the trial is pruned if no run is left for it."""
-        # Optuna's heartbeat starts at the same time; a trial without one would never be failed.
-        self._storage.record_heartbeat(trial._trial_id)
-        trial.set_user_attr(_WORKER, f"{platform.node()} {os.getpid()}")
-        trials = self._trials()
-        name = self._name(trials[trial.number])
-        if name is None:
-            raise TrialPruned("another worker has the last run")
-        trial.set_user_attr(_RUN, name)
-        for other in trials:
-            if other.number != trial.number and self._name(other) == name:
-                earlier = not other.state.is_finished() and other.number < trial.number
-                if earlier or other.state == TrialState.COMPLETE:
-                    raise TrialPruned("two workers queued the same run")
-        return name
+    def _has_failed(self, numbers: list[int]) -> bool:
+        return bool(numbers) and self._trials()[numbers[0]].state == TrialState.FAIL
 
-    def _lost(self, trials: Sequence[FrozenTrial]) -> list[str]:
-        """Runs that started but are neither done nor in training, once all have started."""
-        if len(trials) < len(self._names):
-            return []  # the next trial numbers stand for these
-        over = (TrialState.FAIL, TrialState.PRUNED)
-        kept = {self._name(trial) for trial in trials if trial.state not in over}
-        return [name for name in self._names if name not in kept]
-
-    def _fail_dead_trials(self) -> None:
+    def _queue_lost_trials(self) -> None:
+        """Queue each trial that failed, or whose worker died, once more, with its values."""
         optuna.storages.fail_stale_trials(self._study)
-        for trial in self._trials() if self._local else ():
-            if trial.state == TrialState.RUNNING and _is_gone(trial.user_attrs.get(_WORKER)):
-                self._fail(trial)
-        now = time.monotonic()
         for trial in self._trials():
-            if trial.state != TrialState.RUNNING or _WORKER in trial.user_attrs:
-                self._first_seen.pop(trial.number, None)
-            elif now - self._first_seen.setdefault(trial.number, now) > self._patience:
-                # Killed before its first heartbeat, so Optuna would wait for it forever.
-                self._fail(trial)
+            if trial.state == TrialState.RUNNING and self._is_lost(trial):
+                with suppress(UpdateFinishedTrialError):
+                    self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+        trials = self._trials()
+        again = {n for trial in trials for n in trial.system_attrs.get("retry_history", [])}
+        for trial in trials:
+            if trial.state == TrialState.FAIL and trial.number not in again:
+                RetryHeartbeatStaleTrialCallback(inherit_intermediate_values=True)(
+                    self._study, trial
+                )
 
-    def _fail(self, trial: FrozenTrial) -> None:
-        with suppress(UpdateFinishedTrialError):
-            self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+    def _is_lost(self, trial: FrozenTrial) -> bool:
+        worker = trial.user_attrs.get(_WORKER)
+        if worker is None:  # killed before its first sign of life, so Optuna would wait forever
+            started = trial.datetime_start or datetime.min
+            return datetime.now() - started > timedelta(seconds=self._database.seconds_until_dead)
+        return self._database.local and _is_gone(worker)
 
-    def _name(self, trial: FrozenTrial) -> str | None:
-        """The run of a trial, known from the moment the trial exists."""
-        if trial.number < len(self._names):
-            return self._names[trial.number]
-        return trial.user_attrs.get(_RUN)
+    def _identity(self, trial: FrozenTrial) -> object:
+        """What two trials share that count as one; a trial that was queued again is the same."""
+        own = trial.system_attrs.get("failed_trial", trial.number)
+        return tuple(sorted(trial.params.items())) or own if self._distinct else own
 
     def _trials(self) -> list[FrozenTrial]:
-        """All trials, by number."""
         return self._study.get_trials(deepcopy=False)
 
-    @contextmanager
-    def _name_errors(self) -> Iterator[None]:
-        """Turn errors of the data base into one that names it and says what to do."""
-        with _quiet():
-            try:
-                yield
-            except (StorageInternalError, SQLAlchemyError) as error:
-                cause = error.__cause__ if isinstance(error, StorageInternalError) else error
-                raise OSError(
-                    f"Cannot reach the study in {self._place}: {_first_line(cause or error)}. "
-                    "Check that the data base exists, or delete a damaged file, and rerun: "
-                    "finished runs are kept."
-                ) from error
+
+def _database_error(error: BaseException | None) -> BaseException | None:
+    """The error of the data base that led to `error`, if there is one."""
+    while error is not None:
+        if isinstance(error, _DATABASE_ERRORS):
+            return error.__cause__ if isinstance(error.__cause__, SQLAlchemyError) else error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None
 
 
 def _open_storage(url: str, place: str, seconds_until_dead: int) -> optuna.storages.RDBStorage:
     local = url.startswith("sqlite")
     options = {"connect_args": {"timeout": _SECONDS_TO_WAIT}} if local else {"pool_pre_ping": True}
+    # On one machine, a worker is alive as long as its process is; Windows cannot be asked.
+    beat = None if local and os.name == "posix" else max(1, seconds_until_dead // 4)
     tries_left = _TRIES
     while True:
         tries_left -= 1
@@ -195,8 +216,8 @@ def _open_storage(url: str, place: str, seconds_until_dead: int) -> optuna.stora
             storage = optuna.storages.RDBStorage(
                 url,
                 engine_kwargs=options,
-                heartbeat_interval=max(1, seconds_until_dead // 4),
-                grace_period=seconds_until_dead,
+                heartbeat_interval=beat,
+                grace_period=None if beat is None else seconds_until_dead,
             )
             break
         except ImportError as error:
@@ -210,7 +231,7 @@ def _open_storage(url: str, place: str, seconds_until_dead: int) -> optuna.stora
                 f"Cannot keep the study in {place}: {_first_line(error)}. Give a URL such as "
                 "postgresql://user:password@host/name, or none for a file."
             ) from None
-        except (StorageInternalError, SQLAlchemyError, AssertionError):
+        except (*_DATABASE_ERRORS, AssertionError):
             # Workers that set up the same data base at the same time get in each other's way.
             if not tries_left:
                 raise
@@ -238,19 +259,6 @@ def _make_transactions_exclusive(engine: sqlalchemy.Engine) -> None:
     engine.dispose()  # drop older connections
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence Optuna's log, and its warnings that heartbeats are experimental."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            yield
-    finally:
-        optuna.logging.set_verbosity(before)
-
-
 def _without_password(url: str) -> str:
     try:
         return sqlalchemy.make_url(url).render_as_string(hide_password=True)
@@ -258,9 +266,9 @@ def _without_password(url: str) -> str:
         return re.sub(r":[^:@/]*@", ":***@", url)
 
 
-def _is_gone(worker: str | None) -> bool:
+def _is_gone(worker: str) -> bool:
     """Whether a worker was a process of this machine that has ended: no need to wait for it."""
-    node, _, number = (worker or "").rpartition(" ")
+    node, _, number = worker.rpartition(" ")
     if node != platform.node() or sys.platform == "win32":  # where signal 0 would kill it
         return False
     try:

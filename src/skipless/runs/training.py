@@ -72,11 +72,13 @@ def train(
     resume: bool = False,
     progress: bool = True,
     notes: Sequence[str] = (),
+    should_stop: Callable[[float, float], bool] = lambda epoch, top1: False,
 ) -> tuple[RunStatus, Record | None]:
     """Trains in the folder `output`; returns how far the run came, and its record.
 
     With `resume`, continue the run there from its newest checkpoint. The `notes` are warnings once
-    the run is built. Under `torchrun`, only the first process warns and returns a record.
+    the run is built. `should_stop` gets epoch and top-1 accuracy of each evaluation, and may end
+    the run. Under `torchrun`, only the first process warns, asks and returns a record.
     """
     with process_group(configuration.device, configuration.threads) as process, ExitStack() as held:
         claimed = _claim_folder(output, process, resume, held)
@@ -95,7 +97,7 @@ def train(
             for note in notes:
                 warnings.warn(note, stacklevel=2)
             _write_run_json(configuration, run, process, output)
-        ending = engine.run(output, resume=resume, progress=progress)
+        ending = engine.run(output, resume=resume, progress=progress, should_stop=should_stop)
         return ending, Record.read(output) if process.is_main else None
 
 
@@ -158,6 +160,7 @@ def load_images(options: DataOptions) -> Data:
         crop=options.crop,
         train_size=options.train_size,
         validation_size=options.validation_size,
+        held_out=options.held_out,
     )
 
 

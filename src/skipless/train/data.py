@@ -111,6 +111,7 @@ def load_data(
     crop: CropName = "window",
     train_size: int | None = None,
     validation_size: int | None = None,
+    held_out: int | None = None,
 ) -> Data:
     """The data set of that name.
 
@@ -125,6 +126,8 @@ def load_data(
         crop: How they are cropped then: "inception" also turns `augment` on.
         train_size: Keep only so many training samples, always the same ones.
         validation_size: The same for validation.
+        held_out: Validate on so many training samples, which are not trained on. So settings can be
+            chosen without a look at the images that judge the result.
 
     >>> data = load_data("digits", train_size=100)
     >>> data.num_classes, data.shape, len(data.train), len(data.validation)
@@ -155,9 +158,14 @@ def load_data(
             train, validation = hugging_face(rest, size, augment, crop)
         case _:
             train, validation = synthetic(rest)
+    classes, shape = train.num_classes, train.shape
+    if held_out is not None:
+        if validation_size is not None:
+            raise ValueError("held_out replaces the validation images: leave validation_size out")
+        train, validation = _hold_out(train, held_out, train_size, name)
     train_part = _subset(train, train_size, f"train_size of {name}")
     validation_part = _subset(validation, validation_size, f"validation_size of {name}")
-    return Data(name, train.num_classes, train.shape, train_part, validation_part)
+    return Data(name, classes, shape, train_part, validation_part)
 
 
 def _require_known(name: str, kind: str, rest: str) -> None:
@@ -201,6 +209,20 @@ def _subset(split: Split, size: int | None, what: str) -> Split:
         raise ValueError(f"{what} must be from 1 to {len(split)}, got {size}")
     generator = torch.Generator().manual_seed(0)
     return Subset(split, torch.randperm(len(split), generator=generator)[:size].sort().values)
+
+
+def _hold_out(train: Split, held_out: int, size: int | None, name: str) -> tuple[Split, Split]:
+    """What is left of the training samples, and those held out, the same ones every time.
+
+    With a `size`, the training samples are those that `_subset` chooses without anything held out.
+    """
+    most = len(train) - (size or 1)
+    if not 0 < held_out <= most:
+        rest = "" if size is None else f" beside train_size {size}"
+        raise ValueError(f"held_out of {name} must be from 1 to {most}{rest}, got {held_out}")
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+    kept = order[: len(train) - held_out] if size is None else order[:size]
+    return Subset(train, kept.sort().values), Subset(train, order[-held_out:].sort().values)
 
 
 @dataclass(frozen=True, eq=False)

@@ -141,6 +141,7 @@ class Engine:
             decay = get_ema_multi_avg_fn(settings.average)
             self.average = AveragedModel(model, multi_avg_fn=decay)
         self.step, self.seconds, self.window = 0, 0.0, LogWindow()
+        self.should_stop: Callable[[float, float], bool] = lambda epoch, top1: False
 
     def _compile(self) -> None:
         if self.curvature_optimizer is not None:
@@ -152,11 +153,20 @@ class Engine:
         if self.teacher is not None:
             self.teacher.network.compile()
 
-    def run(self, folder: Path, *, resume: bool = False, progress: bool = True) -> RunStatus:
+    def run(
+        self,
+        folder: Path,
+        *,
+        resume: bool = False,
+        progress: bool = True,
+        should_stop: Callable[[float, float], bool] = lambda epoch, top1: False,
+    ) -> RunStatus:
         """Train to the end, or until a signal asks to stop; metrics and checkpoints go to `folder`.
 
-        With `resume`, start from the newest checkpoint there, if there is one.
+        With `resume`, start from the newest checkpoint there, if there is one. `should_stop` gets
+        epoch and top-1 accuracy of each evaluation in the main process, and may end the run too.
         """
+        self.should_stop = should_stop
         for own in (FOLDER, EVENTS):
             require_inside(folder / own, folder)
         checkpoints = Checkpoints(folder, self.settings.keep)
@@ -352,6 +362,9 @@ class Engine:
             if found is None:
                 return False
             self._write(log, kind, found)
+            if log is not None and kind == "validation":
+                epoch = self.step / self.training.steps
+                interruption.requested |= self.should_stop(epoch, found["top1"])
         return True
 
     def _save(self, checkpoints: Checkpoints, log: RunLog | None) -> None:

@@ -129,14 +129,34 @@ def provenance() -> dict[str, Json]:
         "git_changed": bool(
             _git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules")
         ),
+        "skipless_commit": _own_commit(),
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
+            "cpu": f"{_cpu()}, {torch.backends.cpu.get_cpu_capability()}",
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         },
         "command": [*sys.argv],
     }
+
+
+def _own_commit() -> str | None:
+    """The commit that this package was run from; None if it is not from a repository of its own."""
+    folder = Path(__file__).parent
+    at = ("-C", str(folder))
+    if _git(*at, "ls-files", "--error-unmatch", str(Path(__file__))) is None:
+        return None
+    changed = _git(*at, "status", "--porcelain", "--ignore-submodules", str(folder.parent))
+    return f"{_git(*at, 'rev-parse', 'HEAD')}{' and changes' if changed else ''}"
+
+
+def _cpu() -> str:
+    """The processor's model, on which rounding may depend."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        return next(n.partition(":")[2].strip() for n in lines if n.startswith("model name"))
+    return platform.processor() or platform.machine()
 
 
 def _git(*arguments: str) -> str | None:
