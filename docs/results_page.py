@@ -81,9 +81,9 @@ def build_page(results: Path) -> tuple[str, dict[str, str], str]:
     rows = [row for item in ITEMS.values() for row in _claims(item, found.get(item.name))]
     counts = Counter(row[2] for row in rows)
     words = (
-        f"Of {len(rows)} claims, the paper's and ours, {counts['holds']} hold at this scale, "
-        f"{counts['does not hold']} do not, {counts['undecided']} are undecided and "
-        f"{counts['not run']} have not been run yet"
+        f"Of {len(rows)} claims, the paper's and ours, {counts['holds']} hold at this scale and "
+        f"{counts['does not hold']} not; undecided: {counts['undecided']}, still to be run: "
+        f"{counts['not run']}"
     )
     page = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         counts=f"{words}.",

@@ -109,9 +109,12 @@ def test_the_page_its_charts_and_the_readme_are_written_from_the_results(tmp_pat
     # Of figure 1, two hold, and the third has depths that are still to be run; of table 1, the
     # conditions are met, and C_f(0) is not there.
     count = len([claim for item in ITEMS.values() for claim in item.claims])
-    verdicts = "3 hold at this scale, 0 do not, 1 are undecided"
-    assert f"Of {count} claims, the paper's and ours, {verdicts} and {count - 4} have not" in text
-    assert "| [`figure1`](#figure1) | TAT beats EOC at every depth. | undecided | holds | 2.0 |" in text
+    verdicts = f"3 hold at this scale and 0 not; undecided: 1, still to be run: {count - 4}"
+    assert f"Of {count} claims, the paper's and ours, {verdicts}." in text
+    assert (
+        "| [`figure1`](#figure1) | TAT beats EOC at every depth. | undecided | holds | 2.0 |"
+        in text
+    )
     assert "| `table5` | TAT beats EOC in every setting. | not run | does not hold |" in text
     assert "Not run yet: `figure2`, " in text
     assert "Not complete: `figure1`." in text
