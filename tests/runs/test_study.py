@@ -204,6 +204,32 @@ def test_a_trial_that_died_before_it_drew_anything_is_done_all_the_same(
     assert sorted(done + taken(study)) == [0, 1]
 
 
+def test_a_trial_that_was_lost_as_it_was_stopped_is_stopped_again(tmp_path: Path) -> None:
+    """The pruner remembers that it looked at a trial before Optuna remembers that it was behind."""
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+    sample = lambda count: optuna.samplers.RandomSampler(seed=count)
+    ends: list[str] = []
+
+    def run(trial: optuna.Trial, lose: bool = False) -> float:
+        value = 1.0 if trial.number == 0 else 0.5
+        trial.suggest_float("lr", 0, 1)
+        for step in range(1, 6):
+            trial.report(value, step)
+            if trial.should_prune():
+                ends.append("lost" if lose else f"stopped at {step}")
+                raise OSError if lose else optuna.TrialPruned
+        ends.append("finished")
+        return value
+
+    with closing(Database(f"sqlite:///{tmp_path / 'a.db'}", 60)) as database:
+        study = SharedStudy(database, "halved", 2, sample, pruner)
+        study.take(run)
+        with pytest.raises(OSError, match="^$"):
+            study.take(lambda trial: run(trial, lose=True))
+        study.take(run)
+    assert ends == ["finished", "lost", "stopped at 1"]
+
+
 def test_an_error_in_a_run_is_raised_as_it_is(study: SharedStudy) -> None:
     def run(trial: optuna.Trial) -> float:
         raise ValueError("lr must be > 0")

@@ -5,6 +5,7 @@ worker died is queued again with the same values. What is left for this module: 
 opened safely by several workers at once, and that names itself in errors.
 """
 
+import copy
 import os
 import platform
 import random
@@ -27,6 +28,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 
 _WORKER = "worker"  # an attribute of trials
+_RUNG = "completed_rung_"  # how the pruner's begin
 _TRIES = 5  # to open a data base that another worker is setting up
 _SECONDS_TO_WAIT = 60  # for a lock of SQLite
 _DATABASE_ERRORS = (StorageInternalError, SQLAlchemyError)
@@ -180,9 +182,14 @@ class SharedStudy:
         again = {n for trial in trials for n in trial.system_attrs.get("retry_history", [])}
         for trial in trials:
             if trial.state == TrialState.FAIL and trial.number not in again:
-                RetryHeartbeatStaleTrialCallback(inherit_intermediate_values=True)(
-                    self._study, trial
-                )
+                lost = copy.deepcopy(trial)
+                # It starts from the beginning, so the pruner must not take it for further.
+                lost.system_attrs = {
+                    name: value
+                    for name, value in trial.system_attrs.items()
+                    if not name.startswith(_RUNG)
+                }
+                RetryHeartbeatStaleTrialCallback()(self._study, lost)
 
     def _is_lost(self, trial: FrozenTrial) -> bool:
         worker = trial.user_attrs.get(_WORKER)
