@@ -224,7 +224,7 @@ def test_a_trial_that_was_lost_as_it_was_stopped_is_stopped_again(tmp_path: Path
     with closing(Database(f"sqlite:///{tmp_path / 'a.db'}", 60)) as database:
         study = SharedStudy(database, "halved", 2, sample, pruner)
         study.take(run)
-        with pytest.raises(OSError, match="^$"):
+        with pytest.raises(OSError, match=r"^$"):
             study.take(lambda trial: run(trial, lose=True))
         study.take(run)
     assert ends == ["finished", "lost", "stopped at 1"]
