@@ -362,7 +362,11 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ),
         ("resnet18", {"width": "x"}, "width must be a number, such as 2, or None, got 'x'"),
         ("resnet18", {"negative_slope": "0.1"}, "such as 0.25, or None, got '0.1'"),
-        ("resnet18", {"width": 0.1, "distribution": "uniform"}, "'orthogonal' or 'gaussian'"),
+        (
+            "resnet18",
+            {"width": 0.1, "distribution": "uniform"},
+            "'orthogonal', 'gaussian' or 'looks_linear'",
+        ),
         ("mlp20", {}, "Give the size of the images"),
         (
             "mlp20",

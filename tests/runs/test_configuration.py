@@ -173,7 +173,13 @@ def test_an_old_run_json_is_read_and_written_with_the_same_names_and_values() ->
     assert (found.kfac.burn_in, found.seed, found.checkpoint_every) == (1, 3, 3)
     new = {"kfac_early_inverses": True, "kfac_restarts": True, "crop": "window"}
     new |= {"tf32": None, "cudnn_benchmark": True, "sync_batch_norm": None}
-    new |= {"log_kernel": None, "log_layers": None, "held_out": None, "trainable_slope": None}
+    new |= {
+        "log_kernel": None,
+        "log_layers": None,
+        "held_out": None,
+        "trainable_slope": None,
+        "spread": None,
+    }
     assert found.as_mapping() == OLD | new
     assert found.resume_with({"keep": 5}).as_mapping() == OLD | new | {"keep": 5}
 

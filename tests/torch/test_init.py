@@ -302,7 +302,9 @@ def test_a_stride_beyond_the_kernel_is_refused() -> None:
 
 
 def test_an_unknown_distribution_is_refused() -> None:
-    with pytest.raises(ValueError, match="'orthogonal' or 'gaussian', got 'uniform'"):
+    with pytest.raises(
+        ValueError, match="'orthogonal', 'gaussian' or 'looks_linear', got 'uniform'"
+    ):
         delta_(torch.empty(3, 3), distribution="uniform")  # pyright: ignore[reportArgumentType]
 
 

@@ -45,6 +45,7 @@ def _shaping_options(command: Command) -> Command:
         ("--shortcut-weight", float, "Weight of the shortcuts; 0 removes them."),
         ("--clamp", None, "If the target is out of reach, use the nearest one."),
         ("--sigma-b", float, "EOC: scale of the biases.  [default: 0]"),
+        ("--spread", float, "EOC: variance of the Jacobian's squared singular values."),
         ("--zeta", float, "DKS: C_f'(1).  [default: 1.5]"),
         ("--tau", float, "TAT with smooth activations: C_f''(1).  [default: 0.3]"),
         ("--eta", float, "TAT with leaky ReLU: C_f(0).  [default: 0.9, less if shallow]"),

@@ -14,7 +14,8 @@ import numpy as np
 from scipy.optimize import brentq
 
 from .activations import Activation, Array
-from .gaussian import Moments, moments, tanh_sinh_moments
+from .gaussian import Moments, moments, panel_ends, rule, tanh_sinh_moments
+from .graph import Concat, Graph, Sum
 from .maps import q_map
 from .solution import Solution, UnreachableTargetError, clamp_or_raise
 
@@ -27,6 +28,57 @@ class EdgePoint:
 
     q: float
     sigma_w: float
+
+
+def isometric_eoc(graph: Graph, spread: float, phi: Activation) -> Solution:
+    r"""The point of the edge of chaos at which the Jacobian is nearly an isometry.
+
+    Of L layers with orthogonal weights, the squared singular values of the Jacobian have the
+    variance $L\,(\mu_2 / \mu_1^2 - 1)$ with $\mu_k = E[\phi'(\sqrt q z)^{2k}]$ (Pennington et al.
+    2017, equation 22). It is `spread` at a q value that falls with the depth; that gives σ_b.
+    """
+    if any(isinstance(graph.nodes[i], Sum | Concat) for i in graph.live):
+        raise ValueError(
+            "The spread of singular values is known for networks without shortcuts only, and this "
+            "one adds or joins branches. Use EOC(sigma_b=...), or shortcut_weight=0."
+        )
+
+    def gap(log_q: float) -> float:
+        return graph.depth * slope_variance(phi, math.exp(log_q)) - spread
+
+    grid: list[float] = np.log(_Q_VALUES[::2]).tolist()
+    first = next((i for i, log_q in enumerate(grid) if gap(log_q) > 0.0), 0)
+    if first == 0:
+        raise UnreachableTargetError(
+            f"{graph.depth} layers of {phi.name} have no Jacobian whose squared singular values "
+            f"have the variance {spread:g}, at any q value. Use tanh or erf, which are linear only "
+            "around zero; for ReLU, weights of distribution='looks_linear' are an isometry."
+        )
+    log_q = float(brentq(gap, grid[first - 1], grid[first], xtol=1e-14, rtol=1e-15))
+    q = np.exp(np.array([log_q]))
+    variance = max(float(_bias_variance(q, _moments_of_q(phi, q))[0]), 0.0)
+    if edge_of_chaos(phi, math.sqrt(variance)) is None:
+        raise UnreachableTargetError(
+            f"{phi.name} has no edge of chaos at q = {q[0]:.3g}, where its Jacobian has the spread "
+            f"{spread:g}. Use tanh or erf, or EOC(sigma_b=...)."
+        )
+    found = eoc(math.sqrt(variance), phi, clamp=False)
+    attained = tanh_sinh_conditions(phi, EdgePoint(found.q, found.sigma_w), found.sigma_b)
+    attained["spread"] = graph.depth * slope_variance(phi, found.q, halvings=1)
+    return found.with_residuals({**found.targets, "spread": spread}, attained)
+
+
+def slope_variance(phi: Activation, q: float, halvings: int = 0) -> float:
+    r"""The relative variance of $\phi'(\sqrt q z)^2$; for ReLU, which is on or off, 1.
+
+    >>> from skipless.core.activations import activation
+    >>> round(slope_variance(activation("relu"), 2.0), 12)
+    1.0
+    """
+    s = math.sqrt(q)
+    z, w = rule(panel_ends(phi, s), halvings=halvings)
+    square = phi.slope(s * z) ** 2
+    return float(w @ (square / (w @ square) - 1.0) ** 2)
 
 
 def eoc(sigma_b: float, phi: Activation, clamp: bool) -> Solution:

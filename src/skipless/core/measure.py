@@ -419,8 +419,8 @@ def check(
         for known in points
     ]
     start = np.concatenate(starts).astype(np.float32)
-    q, c, errors, gains = stack([replay(start, weights) for weights in draws])
     finite = FiniteWidth(graph, solution, replay.sizes, distribution)
+    q, c, errors, gains = stack([replay(start, weights) for weights in draws])
     judged = sum(index > begin for index in graph.live)
     # Two sides each of q, c and, of layers, the gain.
     limit = -float(ndtri(_FALSE_ALARM / (6.0 * max(judged, 1) * len(cosines))))

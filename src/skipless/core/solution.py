@@ -257,14 +257,28 @@ class EOC:
     This holds at the q value to which the layers converge, where
     $q = \sigma_w^2 E[\phi(\sqrt q z)^2] + \sigma_b^2$.
 
-    >>> EOC(sigma_b=0.2)
-    EOC(sigma_b=0.2)
+    With `spread`, `solve` chooses $\sigma_b$ for dynamical isometry (Pennington et al. 2017; Xiao
+    et al. 2018): of a network of L activations without shortcuts, with orthogonal weights, the
+    squared singular values of the Jacobian have mean 1 and this variance,
+    $L\,(E[\phi'^4] / E[\phi'^2]^2 - 1)$.
+
+    >>> EOC(sigma_b=0.2), EOC(spread=0.1)
+    (EOC(sigma_b=0.2), EOC(spread=0.1))
     """
 
     sigma_b: float = 0.0
+    spread: float | None = None
 
     def __post_init__(self) -> None:
         _require_between("sigma_b", self.sigma_b, 0.0, math.inf, "0 to 0.5", closed=True)
+        if self.spread is not None:
+            _require_between("spread", self.spread, 0.0, math.inf, "0.1")
+            if self.sigma_b != 0.0:
+                raise ValueError("EOC solves for sigma_b if it has a spread. Give one of them.")
+
+    def __repr__(self) -> str:
+        own = f"sigma_b={self.sigma_b!r}" if self.spread is None else f"spread={self.spread!r}"
+        return f"EOC({own})"
 
 
 Method = TAT | DKS | EOC

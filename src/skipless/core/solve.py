@@ -29,7 +29,7 @@ from .curves import (
     reachable_range,
     transformations,
 )
-from .edge import eoc
+from .edge import eoc, isometric_eoc
 from .gaussian import moments, tanh_sinh_moments
 from .graph import Fixed, Graph, Measured, Nonlinearity, Product
 from .maps import arc_gap
@@ -341,7 +341,9 @@ def solve(
             if phi is look_up("relu"):
                 return dks_relu(graph, zeta, slope, clamp)
             return dks_smooth(graph, zeta, slope, phi, clamp)
-        case EOC(sigma_b=sigma_b):
+        case EOC(sigma_b=sigma_b, spread=spread):
+            if spread is not None:
+                return isometric_eoc(graph, spread, phi)
             return eoc(sigma_b, phi, clamp)
         case _:
             assert_never(method)

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from numbers import Integral, Real
 from types import NoneType
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from skipless.core.activations import activation as look_up
 from skipless.core.arguments import require_flag
 from skipless.core.graph import Graph
 from skipless.core.maps import q_map
-from skipless.core.solution import DKS, EOC, TAT, Method
+from skipless.core.solution import DKS, EOC, TAT, Method, Solution
 from skipless.core.solve import solve
 from skipless.torch.activations import ShapedActivation, Slopes, TrainableTReLU, which_slopes
 from skipless.torch.init import Distribution, initialize_
@@ -131,10 +131,12 @@ def create_model(
         activation: By default leaky ReLU for TAT, softplus for DKS, ReLU for EOC. "prelu" trains
             its slopes, from `negative_slope` (0.25), and has no method.
         negative_slope: Of leaky ReLU without a method, or with EOC.
-        method: `TAT()` by default, if the form is shaped.
+        method: `TAT()` by default, if the form is shaped. With `EOC(spread=...)` the first layer
+            scales inputs to the q value of the solution.
         clamp: Take the nearest reachable target, as in `solve`.
         drop_rate: Dropout before the logits.
-        distribution: Of weights: Orthogonal Delta, or Gaussian at the centre.
+        distribution: Of weights: Orthogonal Delta, or Gaussian at the centre; or "looks_linear",
+            with which a ReLU network is linear at first, and without shortcuts isometric.
         delta: If false, draw whole kernels.
         trainable_slope: Train the slopes of leaky ReLU from those that TAT finds, one for each
             "channel" (True) or "layer".
@@ -168,15 +170,34 @@ def create_model(
                 "of the images, such as 28, or 1 for vectors of in_chans numbers."
             )
         inputs *= math.prod(sides)
-    factory, sigmas, shaping = choose_activation(
-        plan, activation, negative_slope, method, clamp, which_slopes(trainable_slope)
-    )
+    slopes = which_slopes(trainable_slope)
+    if distribution == "looks_linear":
+        _require_looks_linear(plan, activation, method, slopes)
+        factory, shaping, sigmas = lambda _: nn.ReLU(), None, dict[str, float]()
+    else:
+        factory, sigmas, shaping = choose_activation(
+            plan, activation, negative_slope, method, clamp, slopes
+        )
     network = build_network(
         plan, factory, inputs=inputs, num_classes=int(num_classes), drop_rate=drop_rate
     )
-    initialize_(network, **sigmas, distribution=distribution, delta=delta, generator=generator)
+    drawn: dict[str, Any] = {**sigmas, "distribution": distribution, "delta": delta}
+    initialize_(network, **drawn, generator=generator)
+    if isinstance(method, EOC) and method.spread is not None and shaping is not None:
+        _begin_at_q_(network, shaping.solution)
     network.shaping = shaping
     return network
+
+
+def _begin_at_q_(network: nn.Module, solution: Solution) -> None:
+    """Scale the first layer so that inputs of q = 1 have the q value of the solution behind it.
+
+    On the edge of chaos q converges slowly, and the Jacobian of layers with a larger one is further
+    from an isometry.
+    """
+    first = next(m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv2d))
+    with torch.no_grad():
+        first.weight.mul_(math.sqrt(solution.q - solution.sigma_b**2) / solution.sigma_w)
 
 
 def parse_name(name: str) -> tuple[str, int]:
@@ -261,6 +282,24 @@ def choose_activation(
         factory = lambda n: TrainableTReLU.of(solution, n if slopes == "channel" else 1)
     sigmas = {"sigma_w": solution.sigma_w, "sigma_b": solution.sigma_b}
     return factory, sigmas, Shaping(method, graph, solution)
+
+
+def _require_looks_linear(
+    plan: Plan, activation: str | None, method: Method | None, slopes: Slopes | None
+) -> None:
+    wrong = {
+        "norm": plan.norm if plan.norm != "none" else None,
+        "method": method,
+        "activation": activation if activation != "relu" else None,
+        "trainable_slope": slopes,
+        "stem": "imagenet" if isinstance(plan, ResNetPlan) and plan.stem == "imagenet" else None,
+    }
+    if given := [f"{name}={value!r}" for name, value in wrong.items() if value is not None]:
+        raise ValueError(
+            "distribution='looks_linear' is for plain ReLU networks without normalisation or "
+            f"maximum-pooling: a ResNet with a shortcut_weight and stem='cifar', or an MLP. Got "
+            f"{', '.join(given)}."
+        )
 
 
 def _require_shapeable(plan: Plan, method: Method, slope: float | None) -> None:

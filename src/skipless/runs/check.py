@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from skipless.core.bands import Distribution
 from skipless.core.measure import Check, Comparison
 from skipless.core.solution import Method, Solution
 from skipless.core.solve import solve
 from skipless.report.figures import KernelCurve, KernelPanel, draw_kernels
 from skipless.torch import ShapedActivation, check, convert
-from skipless.torch.init import Distribution, threads
+from skipless.torch.init import threads
 
 from .configuration import parse_model
 from .factories import call_factory, import_factory

@@ -34,7 +34,7 @@ METHODS: tuple[MethodName, ...] = get_args(MethodName)
 TARGETS: dict[MethodName, tuple[str, ...]] = {
     "tat": ("eta", "tau"),
     "dks": ("zeta",),
-    "eoc": ("sigma_b",),
+    "eoc": ("sigma_b", "spread"),
 }
 
 
@@ -105,6 +105,9 @@ class NetworkOptions:
     tau: float | None = option(None, "TAT with smooth activations: C_f''(1).")
     zeta: float | None = option(None, "DKS: C_f'(1).")
     sigma_b: float | None = option(None, "EOC: standard deviation of the biases.")
+    spread: float | None = option(
+        None, "EOC: variance of the Jacobian's squared singular values, in place of --sigma-b."
+    )
     clamp: bool = option(False, "Use the nearest reachable target if the target is out of reach.")
 
     @property
@@ -177,8 +180,9 @@ class Configuration(Settings, OptimizerOptions, DataOptions, NetworkOptions):
     """A network, the data, and how to train the one on the other; its parts are its bases."""
 
     dropout: float = option(0.0, "Dropout rate before the logits.")
-    distribution: Literal["orthogonal", "gaussian"] = option(
-        "orthogonal", "Distribution of the initial weights."
+    distribution: Literal["orthogonal", "gaussian", "looks_linear"] = option(
+        "orthogonal",
+        "Distribution of the initial weights; looks_linear is that of an isometry with ReLU.",
     )
     trainable_slope: Literal["channel", "layer"] | None = option(
         None, "Train TReLU's slopes from those that TAT finds, one per channel or layer."

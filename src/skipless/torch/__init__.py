@@ -18,6 +18,7 @@ from .init import (
     delta_,
     gaussian_fan_in_,
     initialize_,
+    looks_linear_,
     scaled_uniform_orthogonal_,
     transposed_delta_,
 )
@@ -29,8 +30,8 @@ from .trace import UnsupportedModelError, trace
 __all__ = [
     "Check", "ConversionReport", "ConvertedModel", "Measurement", "PerLocationNormalization",
     "ShapedActivation", "TReLU", "TrainableTReLU", "UnsupportedModelError", "check", "convert",
-    "delta_", "fold", "function", "gaussian_fan_in_", "initialize_", "load", "measure",
-    "normalize_per_location", "normalize_per_sample", "pair_inputs", "save",
+    "delta_", "fold", "function", "gaussian_fan_in_", "initialize_", "load", "looks_linear_",
+    "measure", "normalize_per_location", "normalize_per_sample", "pair_inputs", "save",
     "scaled_uniform_orthogonal_", "trace", "transposed_delta_",
 ]  # fmt: skip
 

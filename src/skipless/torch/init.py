@@ -14,7 +14,7 @@ import operator
 import reprlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -27,7 +27,7 @@ from .activations import TrainableTReLU
 from .operations import AFFINE, operation, origin
 from .trace import UnsupportedModelError
 
-Distribution = Literal["orthogonal", "gaussian"]
+Distribution = Literal["orthogonal", "gaussian", "looks_linear"]
 
 _Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 _Affine = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | _Transposed
@@ -72,6 +72,38 @@ def gaussian_fan_in_(
     1.0
     """
     return _Sampler("gaussian", gain, generator).draw_(weight, delta=False)
+
+
+def looks_linear_(
+    weight: Tensor,
+    gain: float = 1.0,
+    *,
+    mirror_inputs: bool = True,
+    mirror_outputs: bool = True,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""`weight`, drawn so that ReLU networks are linear and isometric at first.
+
+    With an orthogonal $W$ (as `scaled_uniform_orthogonal_` draws it) it is
+
+    $$\begin{pmatrix} W & -W \\ -W & W \end{pmatrix}$$
+
+    Channels then come in pairs of opposites, and $W \max(z, 0) - W \max(-z, 0) = W z$ (Balduzzi et
+    al. 2017; Burkholz & Dubatovka 2019). The first layer of a network does not read such pairs and
+    has $W$ over $-W$, the last one does not write them and has $W$ beside $-W$. A convolution has
+    zeros everywhere but at its centre, as under `delta_`.
+
+    >>> first, last = torch.empty(6, 3), torch.empty(3, 6)
+    >>> _ = looks_linear_(first, mirror_inputs=False), looks_linear_(last, mirror_outputs=False)
+    >>> x = torch.randn(5, 3)
+    >>> y = torch.relu(x @ first.T) @ last.T
+    >>> torch.allclose(y.norm(dim=1), x.norm(dim=1), rtol=1e-5)
+    True
+    """
+    require_flag("mirror_inputs", mirror_inputs)
+    require_flag("mirror_outputs", mirror_outputs)
+    mirror = mirror_inputs, mirror_outputs
+    return _Sampler("looks_linear", gain, generator, mirror).draw_(weight)
 
 
 def delta_(
@@ -150,7 +182,9 @@ def initialize_(
         model: The network, which is changed.
         sigma_w: The gain of the weights.
         sigma_b: The standard deviation of the biases.
-        distribution: "orthogonal" or "gaussian" weights.
+        distribution: "orthogonal" or "gaussian" weights, or "looks_linear" ones, as
+            `looks_linear_` draws them: the first layer in the order of modules is taken for the one
+            that reads the input, the last one for the one that returns the output.
         delta: Whether only the centre of a kernel is drawn. If not, all taps are: q values are then
             kept on average where the kernel covers locations of q value 1 and no padding, and c
             values follow no local map.
@@ -169,6 +203,9 @@ def initialize_(
     sampler = _Sampler(distribution, sigma_w, generator)
     drawn: set[int] = set()
     keep = {*keep, *kept_parameters(model)}
+    layers = (module.weight for module in model.modules() if isinstance(module, _Affine))
+    called = (layer.weight for layer in _called_layers(model) if layer.weight is not None)
+    weights = [*layers, *called]
     named = model.named_parameters(remove_duplicate=False)
     kept = {id(parameter) for name, parameter in named if name in keep}
 
@@ -176,7 +213,8 @@ def initialize_(
         weight: Tensor, bias: Tensor | None, groups: int, strides: Sequence[int], right: bool
     ) -> None:
         if id(weight) not in drawn | kept:
-            sampler.draw_(weight.mT if right else weight, groups, strides, delta=delta)
+            own = replace(sampler, mirror=(weight is not weights[0], weight is not weights[-1]))
+            own.draw_(weight.mT if right else weight, groups, strides, delta=delta)
         if bias is not None and id(bias) not in drawn | kept:
             flat = bias.detach()
             flat.copy_(sigma_b * sampler.normal(flat.shape, flat)) if sigma_b else flat.zero_()
@@ -213,12 +251,14 @@ class _Sampler:
     distribution: Distribution
     gain: float
     generator: torch.Generator | None
+    mirror: tuple[bool, bool] = (True, True)  # inputs, outputs
 
     def __post_init__(self) -> None:
         finite_number("gain", self.gain)
         if self.distribution not in get_args(Distribution):
             raise ValueError(
-                f"distribution must be 'orthogonal' or 'gaussian', got {self.distribution!r}"
+                "distribution must be 'orthogonal', 'gaussian' or 'looks_linear', got "
+                f"{self.distribution!r}"
             )
         if not isinstance(self.generator, torch.Generator | None):
             raise TypeError(f"generator must be a torch.Generator, got {self.generator!r}")
@@ -242,6 +282,8 @@ class _Sampler:
                 "A weight must be floating-point and of shape (out, in, *kernel), with out a "
                 f"multiple of groups={groups}, got {weight.dtype} of shape {tuple(weight.shape)}"
             )
+        if self.distribution == "looks_linear":
+            self._require_halves(weight, groups, transposed=bool(strides))
         outputs, kernel, transposed = weight.shape[0], weight.shape[2:], bool(strides)
         steps = tuple(strides) * len(kernel) if len(strides) == 1 else strides or (1,) * len(kernel)
         if len(steps) != len(kernel):
@@ -265,6 +307,16 @@ class _Sampler:
             part.copy_(self.matrices(shape, part).reshape(part.shape))
         return weight
 
+    def _require_halves(self, weight: Tensor, groups: int, *, transposed: bool) -> None:
+        outputs, inputs = weight.shape[:2] if not transposed else weight.shape[1::-1]
+        odd = (self.mirror[0] and inputs % 2) or (self.mirror[1] and outputs % 2)
+        if odd or groups > 1:
+            raise ValueError(
+                "looks_linear needs an even number of inner channels and no groups, because each "
+                f"channel is one of a pair of opposites, got {inputs} inputs, {outputs} outputs "
+                f"and {groups} groups. Use even widths, or distribution='orthogonal'."
+            )
+
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
         device = like.device if self.generator is None else self.generator.device
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
@@ -283,6 +335,11 @@ class _Sampler:
                 scale = self.gain * max(math.sqrt(m / max(k, 1)), 1.0)
                 q *= scale * torch.ones_like(diagonal).copysign(diagonal)
                 return q if m > k else q.mT
+            case "looks_linear":
+                halves = m // (1 + self.mirror[1]), k // (1 + self.mirror[0])
+                q = replace(self, distribution="orthogonal").matrices((count, *halves), like)
+                q = torch.cat([q, -q], dim=2) if self.mirror[0] else q
+                return torch.cat([q, -q], dim=1) if self.mirror[1] else q
             case "gaussian":
                 return self.gain / math.sqrt(max(k, 1)) * self.normal(shape, like)
 

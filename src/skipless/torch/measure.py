@@ -24,10 +24,11 @@ from skipless.core import measure as core
 from skipless.core.activations import Array
 from skipless.core.arguments import require_function
 from skipless.core.axes import Axes
+from skipless.core.bands import Distribution
 from skipless.core.measure import TOLERANCE, Check, Kernels, Measurement, Probe
 from skipless.core.solution import Solution
 
-from .init import Distribution, initialize_
+from .init import initialize_
 from .trace import read, require_example
 
 
