@@ -216,15 +216,6 @@ class TorchPair(nn.Module):
         return self.c(torch.relu(self.a(x)) + torch.relu(self.b(y)))
 
 
-class TorchSplit(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = TorchPair()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.model(*x.split((3, 5), 1))
-
-
 class JaxPair(nnx.Module):
     def __init__(self) -> None:
         rngs = nnx.Rngs(0)
@@ -254,13 +245,22 @@ def keras_pair(parts: bool) -> keras.Model:
 
 
 PAIRS = (
-    (TorchPair, TorchSplit, torch.tensor),
     (JaxPair, JaxSplit, jnp.asarray),
     (lambda: keras_pair(True), lambda: keras_pair(False), np.asarray),
 )
 
 
-@pytest.mark.parametrize(("pair", "split", "tensor"), PAIRS, ids=["torch", "jax", "keras"])
+def test_two_inputs_of_a_torch_model_are_one_tuple() -> None:
+    x, y = torch.zeros(2, 3), torch.zeros(2, 5)
+    assert sk.trace(TorchPair(), (x, y)).depth == 1
+    for verb in (sk.trace, sk.check, sk.measure):
+        with pytest.raises(TypeError, match=r"Expected one input, got 2.*as one tuple"):
+            verb(TorchPair(), x, y)
+    with pytest.raises(ValueError, match=r"missing a required argument.*as one tuple"):
+        sk.trace(TorchPair(), x)
+
+
+@pytest.mark.parametrize(("pair", "split", "tensor"), PAIRS, ids=["jax", "keras"])
 def test_two_inputs_are_refused_with_advice_that_works(pair, split, tensor) -> None:
     model, x, y = pair(), tensor(np.zeros((2, 3), "f")), tensor(np.zeros((2, 5), "f"))
     for inputs in ((x, y), [x, y], x):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from skipless.core.graph import Graph
 from skipless.core.measure import Check, Measurement
-from skipless.core.record import ONE_INPUT
+from skipless.core.record import ONE_INPUT, SEVERAL
 from skipless.core.solution import TAT, Method, Solution
 
 if TYPE_CHECKING:
@@ -133,7 +133,8 @@ def _room(model: object, arguments: Sequence[object]) -> ModuleType:
     for root, framework in _FRAMEWORKS.items():
         if root in roots:
             if len(arguments) > 1 and framework != "jax":  # whose functions take parameters, too
-                raise TypeError(f"Expected one input, got {len(arguments)}. {ONE_INPUT}.")
+                advice = SEVERAL if framework == "torch" else ONE_INPUT
+                raise TypeError(f"Expected one input, got {len(arguments)}. {advice}.")
             return import_module(f"skipless.{framework}")
     if not callable(model):
         raise TypeError(

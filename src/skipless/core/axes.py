@@ -73,17 +73,22 @@ def _flaw(where: str, move: rec.Move[T], roles: Roles) -> str:
 
 def follow_axes(record: Recorded[T]) -> dict[T, Roles]:
     """The roles of the axes of every tensor."""
-    return _follow(record, record.operations, _input_channels(record))
+    inputs = (record.input, *record.more)
+    channels = {tensor: _input_channels(record, tensor) for tensor in inputs}
+    return _follow(record, record.operations, channels)
 
 
-def _input_channels(record: Recorded[T]) -> frozenset[int]:
-    """The input's axis of channels: the one that the first layer sums over."""
+def _input_channels(record: Recorded[T], start: T) -> frozenset[int]:
+    """An input's axis of channels: the one that the first layer behind it sums over."""
     before: dict[T, rec.Operation[T]] = {}
+    behind = {start}
     for tensor, operation in record.operations.items():
-        if isinstance(operation, rec.Layer):
-            for axis in record.channel_candidates(record.rank(record.input)):
+        if not behind.isdisjoint(operation.sources):
+            behind.add(tensor)
+        if isinstance(operation, rec.Layer) and operation.sources[0] in behind:
+            for axis in record.channel_candidates(record.rank(start)):
                 channels = frozenset({axis})
-                known = _follow(record, before, channels)[operation.sources[0]]
+                known = _follow(record, before, {start: channels})[operation.sources[0]]
                 if not known.channels.isdisjoint(operation.summed):
                     return channels
             break
@@ -92,15 +97,19 @@ def _input_channels(record: Recorded[T]) -> frozenset[int]:
 
 
 def _follow(
-    record: Recorded[T], operations: Mapping[T, rec.Operation[T]], of_input: frozenset[int]
+    record: Recorded[T],
+    operations: Mapping[T, rec.Operation[T]],
+    of_inputs: Mapping[T, frozenset[int]],
 ) -> dict[T, Roles]:
-    """The roles of all axes, where channels run over the axes `of_input` of the input."""
-    start = Roles(frozenset({0}) - of_input, of_input)
-    found = {record.input: start}
+    """The roles of all axes, where channels run over the axes `of_inputs`."""
+    found = {
+        tensor: Roles(frozenset({0}) - (axes := of_inputs.get(tensor, frozenset())), axes)
+        for tensor in (record.input, *record.more)
+    }
     for tensor, operation in operations.items():
         match operation:
-            case rec.Preparation():
-                found[tensor] = start
+            case rec.Preparation(sources=(source, *_)):
+                found[tensor] = found[source]
             case rec.Layer(sources=(source, *_), made=made, axes=axes):
                 new, samples = frozenset(made), found[source].samples
                 samples = samples - new if axes is None else axes.carry(samples)

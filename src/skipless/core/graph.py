@@ -63,10 +63,14 @@ class Sum:
 
 @dataclass(frozen=True)
 class Concat:
-    """Channels side by side; `widths` counts those of each input, by default equal ones."""
+    """Channels side by side; `widths` counts those of each input, by default equal ones.
+
+    At the end of a graph, its inputs may be `outputs` of the network, which nothing joins.
+    """
 
     inputs: tuple[int, ...]
     widths: tuple[float, ...] = ()
+    outputs: bool = field(default=False, kw_only=True)
     origin: str = field(default="", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:

@@ -20,6 +20,8 @@ subnetwork that ends in a fixed function does not count: nothing that is solved 
 the gate that it mostly is may well be constant, which is harmless in a product.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -143,8 +145,19 @@ def maximum_program(graph: Graph) -> Program:
     Let d be the last node on every path to b. A subnetwork that ends at b starts at d or before it.
     If before, it is a subnetwork that ends at d followed by the nodes between d and b, and nothing
     else reads d. As r does not decrease, the best start is the largest value at d.
+
+    If the network has several outputs, it is the best of all networks that end in one of them.
     """
-    compiler = _Compiler(graph)
+    compiler, last = _Compiler(graph), graph.nodes[-1]
+    networks = [graph]
+    if isinstance(last, Concat) and last.outputs:
+        networks = [Graph(graph.nodes[: end + 1]) for end in dict.fromkeys(last.inputs)]
+    results = set[int]().union(*(_best_endings(network, compiler) for network in networks))
+    return Program(tuple(compiler.numbers), tuple(sorted(results)) or (0,))
+
+
+def _best_endings(graph: Graph, compiler: _Compiler) -> set[int]:
+    """The values of the best subnetworks that end at each node."""
     starts = {0: 0}
     results: set[int] = set()
     for b in sorted(graph.live)[1:]:
@@ -157,7 +170,7 @@ def maximum_program(graph: Graph) -> Program:
         if not isinstance(graph.nodes[b], Fixed):
             results.add(best)
         starts[b] = compiler.at_least_x(best)
-    return Program(tuple(compiler.numbers), tuple(sorted(results)) or (0,))
+    return results
 
 
 def _region(graph: Graph, b: int) -> tuple[int, set[int]] | None:

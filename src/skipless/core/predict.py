@@ -126,7 +126,7 @@ def dependent_sums(graph: Graph) -> list[int]:
             case Affine() | Measured(mixes=True):
                 return {index}
             case Concat((i,)):  # some of its channels, which have weights of their own
-                return {index} if ends(i) else set()
+                return {index} if i == 0 or ends(i) else set()
             case Product(inputs):
                 return {end for i in inputs for end in ends(i)}
             case _:

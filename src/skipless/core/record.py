@@ -22,6 +22,7 @@ ONE_INPUT = (
     "Several inputs are not supported yet: wrap the model in one that splits a single input, as in "
     "self.model(*x.split(sizes, 1)), or convert its parts one by one"
 )
+SEVERAL = "Pass several inputs as one tuple, (x, y), or by name, {'x': x, 'y': y}"  # in PyTorch
 
 
 class UnsupportedModelError(ValueError):
@@ -36,13 +37,13 @@ class NotDerivedError(UnsupportedModelError):
         self.tensors: tuple[Any, ...] = tuple(tensors)
 
 
-def explain_failure(error: BaseException, advice: str) -> str:
+def explain_failure(error: BaseException, advice: str, several: str = ONE_INPUT) -> str:
     """Why a framework could not record a model, and what to do."""
     reason = (str(error).strip() or repr(error)).splitlines()[0].rstrip(".")
     if isinstance(error, LookupError | SystemExit):  # whose texts are only a key, or a number
         reason = repr(error)
     wants_more = "missing" in reason and "required" in reason  # arguments of the model
-    return f"{reason}. {ONE_INPUT if wants_more else advice}."
+    return f"{reason}. {several if wants_more else advice}."
 
 
 @dataclass(frozen=True)
@@ -258,6 +259,7 @@ class Recorded(ABC, Generic[T]):
     """
 
     input: T
+    more: Sequence[T] = ()  # further inputs, signals of their own
     operations: dict[T, Operation[T]]  # what makes each other tensor, in order of evaluation
 
     @property

@@ -27,7 +27,7 @@ class Shortened(Recorded[T]):
     """A record in which some stretches are single operations."""
 
     def __init__(self, record: Recorded[T], failures: Iterable[NotDerivedError]) -> None:
-        self._record, self.input = record, record.input
+        self._record, self.input, self.more = record, record.input, record.more
         self.operations = _Flow(record).shorten(failures)
 
     @property
@@ -55,7 +55,8 @@ class _Flow(Generic[T]):
 
     def __init__(self, record: Recorded[T]) -> None:
         self.record, self.operations = record, record.operations
-        self.order = {t: place for place, t in enumerate((record.input, *record.operations))}
+        everything = (record.input, *record.more, *record.operations)
+        self.order = {t: place for place, t in enumerate(everything)}
         self.tensors = list(self.order)
         self.end = len(self.tensors)  # stands for all outputs
         sources = [self._sources(t) for t in self.tensors]
@@ -79,6 +80,8 @@ class _Flow(Generic[T]):
 
     def _sources(self, tensor: T) -> list[int]:
         operation = self.operations.get(tensor)
+        if tensor in self.record.more:  # as if all inputs were parts of one
+            return [0]
         found = () if operation is None else operation.sources
         return list(dict.fromkeys(self.order[t] for t in found if t is not None))
 

@@ -28,7 +28,7 @@ from .activations import Array
 from .axes import Axes, find_axes, follow_axes, unreadable_moves
 from .ends import find_ends
 from .gates import Gates, are_independent, find_gates, pooled_gate, recognise_gate
-from .graph import Fixed, Graph, GraphBuilder
+from .graph import Concat, Fixed, Graph, GraphBuilder
 from .measured import PartMap
 from .reading import Kind, Notes, Reading, Step, find_sizes
 from .recognise import PROBE, ScaledActivation, recognise
@@ -102,7 +102,9 @@ class _Reader(Generic[T]):
         self.steps: dict[T, Step[T]] = {}
         self._builder = GraphBuilder()
         self._values: dict[T, _Value[T]] = {}
-        self._order = {t: place for place, t in enumerate((record.input, *record.operations))}
+        inputs = (record.input, *record.more)
+        self._order = {t: place for place, t in enumerate((*inputs, *record.operations))}
+        self._entries = range(len(inputs))  # the nodes of inputs
         sources = (dict.fromkeys(o.sources) for o in record.operations.values())
         self._readers = Counter(tensor for distinct in sources for tensor in distinct)
         self._factors: dict[T, float] = {}  # of sums over places, not divided yet
@@ -114,6 +116,8 @@ class _Reader(Generic[T]):
         """The graph up to the tensors `ends`, without what is computed `beyond` them."""
         start = self.record.input
         self._set(start, "input", self._builder.input(origin=self.record.origin(start)))
+        for other in self.record.more:  # of the same kernel, but with channels of its own
+            self._set(other, "input", self._builder.concat([0], origin=self.record.origin(other)))
         for tensor in self.record.operations:
             if tensor not in beyond:
                 self._try(self._read, tensor)
@@ -121,7 +125,8 @@ class _Reader(Generic[T]):
             self._try(self._end, end)
         last, *others = self._ends
         if others:  # side by side, each with the same share
-            last = self._builder.concat([last, *others], [1.0] * len(ends))
+            together = (last, *others)
+            last = self._builder.add(Concat(together, (1.0,) * len(ends), outputs=True))
         if last != len(self._builder.nodes) - 1:  # dead ends come after the output: close it off
             self._builder.sum([last], [1.0])
         for tensor in filter(beyond.__contains__, self.record.operations):
@@ -151,7 +156,7 @@ class _Reader(Generic[T]):
         outputs are scaled back to the units of the data.
         """
         value = self._values[end]
-        if end in self.steps or value.shaped or value.node == 0 or self._is_node(end):
+        if end in self.steps or value.shaped or value.node in self._entries or self._is_node(end):
             return end
         found = self._recognise(end, value.values)
         if found is None:
@@ -192,13 +197,13 @@ class _Reader(Generic[T]):
                 self._values[tensor] = _Value(node, source, None, affine=False, shaped=True)
             case rec.Preparation(sources, elsewhere):
                 nodes = {self._at(source, tensor) for source in sources}
-                if nodes != {0}:
+                if len(nodes) > 1 or nodes.isdisjoint(self._entries):
                     raise UnsupportedModelError(
                         elsewhere
                         or f"{self.record.origin(tensor)} normalises per location inside the "
                         "network; only an input can be normalised so. Make it the first layer."
                     )
-                self._set(tensor, "input", 0, sources)
+                self._set(tensor, "input", nodes.pop(), sources)
             case rec.Unsupported(message=message, sources=sources):
                 raise (
                     NotDerivedError(message, [tensor])
@@ -373,7 +378,7 @@ class _Reader(Generic[T]):
         before = None
         if found is None:
             before = self._find_cut(tensor)
-        elif found.phi is not None and found.scale != 1.0 and value.node == 0:
+        elif found.phi is not None and found.scale != 1.0 and value.node in self._entries:
             before = self._standardised_before(tensor)
         if before is not None:
             self._at(before, tensor)
@@ -494,7 +499,7 @@ class _Reader(Generic[T]):
 
     def _standardises_input(self, tensor: T) -> bool:
         value = self._values[tensor]
-        return value.affine and value.node == 0 and tensor not in self.steps
+        return value.affine and value.node in self._entries and tensor not in self.steps
 
     def _standardised_before(self, tensor: T) -> T | None:
         """The standardised input that `tensor` is an activation of: φ(x / 255), not φ(x) / 255."""
@@ -509,7 +514,7 @@ class _Reader(Generic[T]):
         shared = (t for t in self._bottlenecks(tensor) if self._readers[t] > 1)
         start = next(shared, base if self._is_shared(base) else tensor)
         for t in self._between(base, start) if start != base else ():
-            self._set(t, "input", 0, self._sources(t))
+            self._set(t, "input", self._values[base].node, self._sources(t))
         if start != tensor:
             self._compose_again(tensor, start)
 

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from skipless._install import not_installed
+from skipless.torch.example import require_example
 from skipless.torch.fold import fold
-from skipless.torch.trace import require_example, silence_logging
+from skipless.torch.trace import silence_logging
 
 from .graph import read, require_file
 from .run import open_session, run_session
@@ -54,7 +55,7 @@ def export(model: nn.Module, example: Tensor, path: str | Path) -> Path:
     in onnxruntime on `example` and on a batch of twice its size, and must agree with `model` in
     evaluation mode to within 1e-4 of the largest output.
     """
-    require_example(model, example)
+    require_example(model, example, several=False)
     path = require_place(path)
     # Written elsewhere until it is verified, so that a wrong file does not replace an older one.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unverified-") as folder:

@@ -26,6 +26,7 @@ from skipless.core.summary import name_range
 
 from . import operations as ops
 from .activations import ShapedActivation, Slopes, TrainableTReLU, which_slopes
+from .example import Example, Given, require_example
 from .init import initialize_, require_parameters
 from .normalize import PerLocationNormalization
 from .parts import Known, Parts
@@ -37,8 +38,8 @@ from .trace import (
     Reading,
     UnsupportedModelError,
     read,
-    require_example,
     sizes_are_open,
+    user_inputs,
     with_weights,
 )
 
@@ -73,6 +74,28 @@ class DropPath(nn.Module):
         return f"keep={self.keep:g}"
 
 
+class ResultsInClass(nn.Module):
+    """Puts results into the class that a model returns, such as a dataclass of `transformers`."""
+
+    def __init__(self, spec: pytree.TreeSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def forward(self, *values: object) -> object:
+        return pytree.tree_unflatten(values, self.spec)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "spec": pytree.treespec_dumps(self.spec)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "spec": pytree.treespec_loads(state["spec"])})
+
+
+def _is_plain(spec: pytree.TreeSpec) -> bool:
+    plain = spec.is_leaf() or spec.type in (tuple, list, dict)
+    return plain and all(map(_is_plain, spec.children()))
+
+
 class ConvertedModel(nn.Module):
     """What `convert` returns: a model with a report; of the class of the original, or a graph."""
 
@@ -100,7 +123,7 @@ def _rebuild(rebuild: Any, arguments: Any, report: ConversionReport) -> Converte
 
 def convert(
     model: nn.Module,
-    example: torch.Tensor,
+    example: Given,
     method: Method = TAT(),  # noqa: B008 - frozen, so that sharing it is safe
     *,
     activation: str | Activation = "leaky_relu",
@@ -135,7 +158,8 @@ def convert(
 
     Args:
         model: The network, which is left as it is.
-        example: A batch of inputs.
+        example: A batch of inputs: a tensor, a sequence of arguments, or a mapping of arguments by
+            name, as the model is called.
         method: `TAT`, `DKS` or `EOC`, with its target.
         activation: Which φ to shape.
         shortcut_weight: With w, residual sums become $w\,x + \sqrt{1-w^2}\,\mathcal R(x)$; with 0
@@ -158,10 +182,13 @@ def convert(
     """
     slopes = which_slopes(trainable_slope)
 
-    def one(part: nn.Module, x: torch.Tensor, network: Graph | None = None) -> ConvertedModel:
-        layout = Layout(tuple(x.shape), str(x.dtype).removeprefix("torch."))
+    def one(part: nn.Module, x: Given, network: Graph | None = None) -> ConvertedModel:
+        call = Example.of(x)
+        layout = Layout(tuple(call.first.shape), str(call.first.dtype).removeprefix("torch."))
         recipe = Recipe(layout, method, activation, shortcut_weight, clamp, slopes)
-        return shape(part, x, recipe, function, network=network, strict=strict, generator=generator)
+        return shape(
+            part, call, recipe, function, network=network, strict=strict, generator=generator
+        )
 
     if parts is None:
         require_example(model, example)
@@ -192,7 +219,7 @@ class Recipe:
 
 def shape(
     model: nn.Module,
-    example: torch.Tensor,
+    example: Example,
     recipe: Recipe,
     function: Callable[[torch.Tensor], torch.Tensor] | None = None,
     *,
@@ -232,7 +259,8 @@ def shape(
     report = written.plan.report(written.changes, untouched, kept)
     result: Any = converted
     # Measured again, with other weights, its parts would have other factors behind them.
-    again = recipe if function is None and network is None and not parts.found else None
+    alone = len(example.args) == 1 and not example.kwargs and network is None
+    again = recipe if alone and function is None and not parts.found else None
     result.skipless_report = replace(report, form=form, recipe=again)
     return result
 
@@ -261,7 +289,7 @@ class _Written:
 
 def _write(
     model: nn.Module,
-    example: torch.Tensor,
+    example: Example,
     solve: Callable[[Reading], Plan[fx.Node]],
     function: Callable[[torch.Tensor], torch.Tensor] | None,
     *,
@@ -273,7 +301,7 @@ def _write(
     with signatures(copied) as known:
         reading = read(copied, example, dynamic=dynamic, strict=strict)
     planned = solve(reading)
-    shaper = _Shaper(planned, function, slopes, example.device)
+    shaper = _Shaper(planned, function, slopes, example.first.device)
     writer = _GraphWriter(copied, reading, shaper)
     outputs, changes = write(planned, writer)
     writer.close(outputs)
@@ -286,7 +314,7 @@ def _write(
 
 
 def _in_own_class(
-    written: _Written, example: torch.Tensor
+    written: _Written, example: Example
 ) -> tuple[nn.Module, Replayed | None, str] | None:
     """The model with modules replaced, if that computes what was written, and a line about it."""
     graphs = operate(written.model, written.flat, written.reading.inputs, written.known)
@@ -301,9 +329,9 @@ def _in_own_class(
     return model, record, form
 
 
-def _replay(model: nn.Module, example: torch.Tensor) -> Replayed | None:
+def _replay(model: nn.Module, example: Example) -> Replayed | None:
     try:
-        return replay(model, (example,))
+        return replay(model, example.args, example.kwargs)
     except Exception:  # of the user's code, on tensors without numbers
         return None
 
@@ -311,7 +339,7 @@ def _replay(model: nn.Module, example: torch.Tensor) -> Replayed | None:
 def _prove(
     planned: Plan[fx.Node],
     model: nn.Module,
-    example: torch.Tensor,
+    example: Example,
     record: Replayed | None,
     known: Known,
 ) -> None:
@@ -321,7 +349,8 @@ def _prove(
     with contextlib.suppress(UnsupportedModelError, AssertionError):
         if record is not None:
             description = Description(model, program)
-            parts = Parts(program, description.inputs, known, measures=False)
+            given = description.given(example)
+            parts = Parts(program, description.inputs, known, measures=False, given=given)
             again = core.read(description, parts if known else None)
             if len(parts.found) == len(known):
                 return planned.require_same_maps(again.graph)
@@ -373,6 +402,7 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
         }
         self.names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
         self.new = fx.Graph()
+        self.arguments = {n: self.new.placeholder(n.name) for n in user_inputs(program)}
         self.homes: dict[fx.Node, fx.Node] = {}
         self.copies: set[fx.Node] = set()
         self.values: dict[fx.Node, fx.Node] = {}
@@ -395,7 +425,7 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
         return ops.origin(tensor)
 
     def input(self, tensor: fx.Node) -> fx.Node:
-        return self.new.placeholder(tensor.name)
+        return self.arguments[tensor]
 
     def stands_for(self, tensor: fx.Node, value: fx.Node) -> None:
         self.values[tensor] = value
@@ -411,6 +441,8 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
         return copied
 
     def _copy(self, tensor: fx.Node, use: Callable[[fx.Node], fx.Node]) -> fx.Node:
+        if tensor in self.arguments:
+            return self.arguments[tensor]
         if tensor.op == "placeholder":
             name = self.names[tensor.name]
             assert name is not None
@@ -507,8 +539,12 @@ class _GraphWriter(Writer[fx.Node, fx.Node]):
         assert isinstance(results, list | tuple)
         written = iter(outputs)
         values = [next(written) if isinstance(result, fx.Node) else result for result in results]
-        assert program.call_spec.out_spec is not None
-        self.new.output(pytree.tree_unflatten(values, program.call_spec.out_spec))
+        spec = program.call_spec.out_spec
+        assert spec is not None
+        if _is_plain(spec):
+            self.new.output(pytree.tree_unflatten(values, spec))
+        else:  # a dataclass, whose constructor the code of a graph does not know
+            self.new.output(self._call(self._free("", "results"), ResultsInClass(spec), values))
 
     def _layer(self, node: fx.Node) -> str | None:
         """The path of the module, left as PyTorch made it, whose whole work is this operation."""

@@ -28,8 +28,10 @@ from skipless.core.bands import Distribution
 from skipless.core.measure import TOLERANCE, Check, Kernels, Measurement, Probe
 from skipless.core.solution import Solution
 
+from . import operations as ops
+from .example import Example, Given, require_example
 from .init import initialize_
-from .trace import read, require_example
+from .trace import read
 
 
 class Replay:
@@ -38,13 +40,16 @@ class Replay:
     The record shares its weights with the model, so that it follows when these are drawn again.
     """
 
-    def __init__(self, model: nn.Module, example: Tensor, solution: Solution | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, example: Example, solution: Solution | None = None
+    ) -> None:
         reading = read(model, example)
+        first = example.first
         types = [p.dtype for p in model.parameters() if p.is_floating_point()]
-        if types and example.is_floating_point() and example.dtype not in types:
+        if types and first.is_floating_point() and first.dtype not in types:
             raise ValueError(
                 f"The weights of {type(model).__name__} are {types[0]}, but the example is "
-                f"{example.dtype}. Convert one, as in example.to({types[0]})."
+                f"{first.dtype}. Convert one, as in example.to({types[0]})."
             )
         self.graph, self.sizes = reading.graph, reading.sizes
         self.kept = reading.parts.parameters
@@ -54,27 +59,42 @@ class Replay:
         self._start = self._tensors[self.begin][0]
         self.start_shape = tuple(self._start.meta["val"].shape[1:])
         self.channel_axis = reading.axes[self._start].channels[0] - 1
-        self.rounding = torch.finfo(example.dtype).eps
+        self.rounding = torch.finfo(first.dtype).eps
+        # Where pairs are chosen at the first of several inputs, they are at the others, too.
+        steps = reading.steps.items() if self.begin == 0 else ()
+        self._more = [(t, reading.axes[t]) for t, s in steps if s.kind == "input" and s.node > 0]
         self._axes = {t: reading.axes[t] for t, _ in self._tensors.values()}
         self._probe = core.Probe(reading, solution)
 
     def __call__(self, start: np.ndarray, weights: None) -> Kernels:
-        return self.run(self._example, torch.from_numpy(start).to(self._example))
+        given = torch.from_numpy(start).to(self._example.first)
+        others = {tensor: self._pairs(tensor, axes, start) for tensor, axes in self._more}
+        return self.run(self._example, {self._start: given, **others})
+
+    def _pairs(self, tensor: fx.Node, axes: Axes, start: np.ndarray) -> Tensor:
+        """Pairs for another input, with the cosines of those at the `start`."""
+        (axis, *_), shape = axes.channels, ops.sizes(tensor)[1:]
+        rng, flat = np.random.default_rng(len(shape) + axis), start.reshape(len(start), -1)
+        found = [
+            core.pair_inputs(rng, shape, 1, float(np.clip(cosine, -1.0, 1.0)), axis - 1)
+            for cosine in map(_cosine, flat[0::2], flat[1::2])
+        ]
+        return torch.from_numpy(np.concatenate(found)).to(self._example.first)
 
     @torch.no_grad()
-    def run(self, inputs: Tensor, start: Tensor | None = None) -> Kernels:
+    def run(self, inputs: Example, start: Mapping[fx.Node, Tensor] | None = None) -> Kernels:
         """The kernels with the weights as they are.
 
         A `start` replaces what the model makes of the `inputs` up to there.
         """
-        observer = _Observer(self._program, self._axes, len(inputs), self._probe)
-        if start is not None:
-            observer.given[self._start] = start
+        observer = _Observer(self._program, self._axes, len(inputs.first), self._probe)
+        observer.given.update(start or {})
         state = {**self._program.state_dict, **self._program.constants}
-        inputs = inputs.clone()  # which a first operation in place would overwrite
+        # Copies, as a first operation in place would overwrite what is given.
+        given = iter([*inputs.map(Tensor.clone).args, *inputs.map(Tensor.clone).kwargs.values()])
         observer.run(
             *(
-                inputs if spec.kind is InputKind.USER_INPUT else state[spec.target or ""]
+                next(given) if spec.kind is InputKind.USER_INPUT else state[spec.target or ""]
                 for spec in self._program.graph_signature.input_specs
             )
         )
@@ -120,6 +140,10 @@ class _Observer(fx.Interpreter):
             self.env[place] = source
 
 
+def _cosine(first: np.ndarray, second: np.ndarray) -> float:
+    return float(first @ second / max(np.linalg.norm(first) * np.linalg.norm(second), 1e-30))
+
+
 def _kernel(x: Tensor, axes: Axes, batch_size: int) -> tuple[Tensor, Tensor]:
     """Q of both samples of each pair and their c, averaged over locations; c where none is zero."""
     channels, samples = axes.channels, axes.samples
@@ -141,7 +165,7 @@ def _kernel(x: Tensor, axes: Axes, batch_size: int) -> tuple[Tensor, Tensor]:
 
 def measure(
     model: nn.Module,
-    inputs: Tensor,
+    inputs: Given,
     *,
     seeds: int | Iterable[int] | None = None,
     draw: Callable[..., object] | None = None,
@@ -150,7 +174,8 @@ def measure(
 
     Args:
         model: The network, which is measured in evaluation mode and left as it was.
-        inputs: A batch in which samples 0 and 1 are a pair, as are 2 and 3, and so on.
+        inputs: A batch in which samples 0 and 1 are a pair, as are 2 and 3, and so on; of several
+            inputs, a sequence or a mapping by name.
         seeds: How many draws of the weights to measure, or the seeds themselves; standard errors
             are then over seeds. Without it, the weights are those that the model has.
         draw: Called as `draw(model, generator=...)` for each seed, on a copy; by default
@@ -165,15 +190,16 @@ def measure(
     """
     require_example(model, inputs)
     require_function("draw", draw)
-    core.require_batch_of_pairs(tuple(inputs.shape))
+    batch = Example.of(inputs)
+    core.require_batch_of_pairs(tuple(batch.first.shape))
     network = model if seeds is None else copy.deepcopy(model)
     own = draw is None
     draw = draw or partial(initialize_, **core.sigmas(core.known_solution(model)))
     modes = {module: module.training for module in network.modules()}
     try:
-        replay = Replay(network.eval(), inputs)
+        replay = Replay(network.eval(), batch)
         draw = partial(draw, keep=replay.kept) if own else draw
-        q, c, *_ = core.stack([replay.run(inputs) for _ in _draws(network, seeds, draw)])
+        q, c, *_ = core.stack([replay.run(batch) for _ in _draws(network, seeds, draw)])
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -182,7 +208,7 @@ def measure(
 
 def check(
     model: nn.Module,
-    example: Tensor,
+    example: Given,
     solution: Solution | None = None,
     *,
     cosines: Sequence[float] | None = None,
@@ -202,7 +228,8 @@ def check(
 
     Args:
         model: The network.
-        example: A batch of inputs, of which only the shape of a sample matters.
+        example: A batch of inputs, of which only the shape of a sample matters; of several inputs,
+            a sequence or a mapping by name.
         solution: What shaped the network; a converted model carries it.
         cosines: Those of the pairs of inputs that go through the network, by default 0. Samples of
             a single channel are alike or opposite, so there the pairs are chosen behind the first
@@ -226,8 +253,7 @@ def check(
     samples = core.batch_size(cosines, pairs)
     draw = partial(initialize_, distribution=distribution, **core.sigmas(solution))
     network = copy.deepcopy(model).eval()
-    batch = example[:1].expand(samples, *example.shape[1:]).clone()
-    replay = Replay(network, batch, solution)
+    replay = Replay(network, Example.of(example).of_samples(samples), solution)
     draws = _draws(network, seeds, partial(draw, keep=replay.kept))
     return core.check(replay, solution, draws, cosines, pairs, tolerance, distribution)
 

@@ -6,7 +6,7 @@ locations are independent instead. Dropout is off, weights are as they are.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,10 +47,12 @@ class Parts:
         known: Known = (),
         *,
         measures: bool = True,
+        given: Mapping[fx.Node, torch.Tensor] | None = None,
     ) -> None:
         self._program, self._inputs, self._known, self._measures = program, inputs, known, measures
         self._names = {s.arg.name: s.target or "" for s in program.graph_signature.input_specs}
         self._state = {**program.state_dict, **program.constants}
+        self._given = given or {}
         self.found: list[tuple[PartMap, bool]] = []
         self.parameters: set[str] = set()
         self.inside: set[fx.Node] = set()
@@ -83,6 +85,8 @@ class Parts:
         value = node.meta.get("val")
         if value is not None and not isinstance(value, torch.Tensor | list | tuple):
             return ops.number(value)
+        if node in self._given:
+            return self._given[node]
         if node.op == "placeholder":
             name = self._names[node.name]
             reads.add(name)

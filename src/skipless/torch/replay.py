@@ -6,7 +6,7 @@ whole and guards what it assumes. It serves to prove that a model does what it w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from operator import getitem
@@ -35,8 +35,10 @@ class Replayed:
     constants: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
 
-def replay(model: nn.Module, arguments: tuple[Any, ...]) -> Replayed:
-    """The operations of `model(*arguments)`, without gradients and without computing anything."""
+def replay(
+    model: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any] | None = None
+) -> Replayed:
+    """The operations of one call of `model`, without gradients and without computing anything."""
     state = {  # each place once, though a module may have two names
         f"{path}.{name}" if path else name: tensor
         for path, module in model.named_modules()
@@ -46,13 +48,14 @@ def replay(model: nn.Module, arguments: tuple[Any, ...]) -> Replayed:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = {id(tensor): mode.from_tensor(tensor) for tensor in state.values()}
     recorder = _Recorder(model)
-    given = pytree.tree_map_only(torch.Tensor, mode.from_tensor, arguments)
+    everything = (arguments, dict(named or {}))
+    given = pytree.tree_map_only(torch.Tensor, mode.from_tensor, everything)
     for name, tensor in state.items():
         recorder.placeholder(name, fakes[id(tensor)], InputKind.PARAMETER)
     for place, leaf in enumerate(pytree.tree_leaves(given)):
         if isinstance(leaf, torch.Tensor):
             recorder.placeholder(f"input_{place}", leaf, InputKind.USER_INPUT)
-    named: dict[str, torch.Tensor] = {name: fakes[id(state[name])] for name in state}
+    tensors: dict[str, torch.Tensor] = {name: fakes[id(state[name])] for name in state}
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(mode)
@@ -60,7 +63,7 @@ def replay(model: nn.Module, arguments: tuple[Any, ...]) -> Replayed:
         leave = hooks.register_module_forward_hook(recorder.leave, always_call=True)
         stack.callback(leave.remove)
         stack.enter_context(recorder)
-        result = torch.func.functional_call(model, named, given, tie_weights=False)
+        result = torch.func.functional_call(model, tensors, *given, tie_weights=False)
     leaves, spec = pytree.tree_flatten(result)
     recorder.graph.output(tuple(recorder.argument(leaf) for leaf in leaves))
     return Replayed(

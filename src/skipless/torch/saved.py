@@ -26,6 +26,7 @@ from skipless.files import open_regular, parse, typed, user_path, write_atomical
 
 from .activations import Slopes
 from .convert import ConvertedModel, Layout, Recipe, shape
+from .example import Example
 
 _METHODS = {cls.__name__: cls for cls in (TAT, DKS, EOC)}
 _KEY, _FORMAT = "skipless", 1
@@ -119,7 +120,7 @@ def load(path: str | Path, original_factory: Callable[[], nn.Module]) -> Convert
     how = saved.activation, saved.shortcut_weight, saved.clamp, saved.trainable_slope
     recipe = Recipe(layout, method, *how)
     try:
-        model = shape(original, example, recipe, draw=False)
+        model = shape(original, Example.of(example), recipe, draw=False)
     except ValueError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{path} holds no model of original_factory's: {reason}") from error

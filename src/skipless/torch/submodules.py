@@ -22,6 +22,7 @@ from skipless.core.graph import Graph, joined
 from skipless.core.record import UnsupportedModelError
 from skipless.core.solution import Solution
 
+from .example import Example, Given
 from .trace import read
 
 
@@ -48,7 +49,7 @@ Convert = Callable[[nn.Module, torch.Tensor, Graph], Any]  # of a part, solved f
 
 def convert_parts(
     model: nn.Module,
-    example: object,
+    example: Given,
     patterns: Sequence[str],
     shortcut_weight: float | None,
     convert: Convert,
@@ -103,7 +104,7 @@ def matching(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     return [name for name in names if name in found - inside]
 
 
-def _inputs(model: nn.Module, example: object, names: Sequence[str]) -> dict[str, torch.Tensor]:
+def _inputs(model: nn.Module, example: Given, names: Sequence[str]) -> dict[str, torch.Tensor]:
     """What each module reads when the model runs on `example`, in the order in which they run."""
     found: dict[str, torch.Tensor] = {}
 
@@ -124,7 +125,7 @@ def _inputs(model: nn.Module, example: object, names: Sequence[str]) -> dict[str
     hooks = [modules[n].register_forward_pre_hook(note(n), with_kwargs=True) for n in names]
     try:
         with torch.no_grad():
-            _run(model.eval(), example)
+            Example.of(example).call(model.eval())
     finally:
         for hook in hooks:
             hook.remove()
@@ -136,15 +137,6 @@ def _inputs(model: nn.Module, example: object, names: Sequence[str]) -> dict[str
             "Leave it out of parts, or give an example on which it runs."
         )
     return found
-
-
-def _run(model: nn.Module, example: object) -> None:
-    if isinstance(example, Mapping):
-        model(**example)
-    elif isinstance(example, tuple | list):
-        model(*example)
-    else:
-        model(example)
 
 
 def _require_own_parameters(model: nn.Module, name: str) -> None:

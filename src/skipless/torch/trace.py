@@ -6,10 +6,11 @@ what each operation is, and `core.trace` reads that.
 
 import contextlib
 import copy
+import inspect
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from skipless.core.record import Recorded, UnsupportedModelError
 
 from . import operations as ops
 from .activations import ShapedActivation
+from .example import Example, Given, require_example
 from .normalize import PerLocationNormalization
 from .operations import Memory, called_module, operation, origin, plain_operation, sizes
 from .parts import Known, Parts
@@ -46,7 +48,7 @@ class Reading(core.Reading[fx.Node]):
     parts: Parts
 
 
-def trace(model: nn.Module, example: torch.Tensor, *, strict: bool = False) -> Graph:
+def trace(model: nn.Module, example: Given, *, strict: bool = False) -> Graph:
     """The graph of `model` as it treats `example`, each node with its module path and source line.
 
     Normalisation layers are left out: the theory has no use for them. What has no Q and C maps,
@@ -55,7 +57,8 @@ def trace(model: nn.Module, example: torch.Tensor, *, strict: bool = False) -> G
 
     Args:
         model: Any module that `torch.export` can record; it is left as it is.
-        example: A batch of inputs. Only its shape and type matter.
+        example: A batch of inputs: a tensor, a sequence of arguments, or a mapping of arguments by
+            name. Only shapes and types matter.
         strict: Whether what has no maps raises `UnsupportedModelError` instead.
 
     >>> mlp = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
@@ -67,7 +70,7 @@ def trace(model: nn.Module, example: torch.Tensor, *, strict: bool = False) -> G
 
 def read(
     model: nn.Module,
-    example: torch.Tensor,
+    example: Given,
     *,
     dynamic: bool = False,
     strict: bool = False,
@@ -79,32 +82,16 @@ def read(
     `known` has the maps of parts that were measured before, `strict` measures none.
     """
     require_example(model, example)
-    model = with_weights(model, example)
-    program = _export_with_open_sizes(model, example) if dynamic else _export(model, example)
+    call = Example.of(example)
+    model = with_weights(model, call)
+    program = _export_with_open_sizes(model, call) if dynamic else _export(model, call)
     description = Description(model, program)
-    parts = Parts(program, description.inputs, known)
+    parts = Parts(program, description.inputs, known, given=description.given(call))
     found = core.read(description, None if strict else parts)
     return Reading(**vars(found), program=program, inputs=description.inputs, parts=parts)
 
 
-def require_example(model: object, example: object) -> None:
-    """Raise unless these are a module and a tensor."""
-    if isinstance(model, nn.Module) and isinstance(example, torch.Tensor):
-        return
-    parts = example.values() if isinstance(example, Mapping) else example
-    several = isinstance(parts, Iterable) and any(isinstance(p, torch.Tensor) for p in parts)
-    advice = "Pass a batch of inputs, such as torch.randn(2, 3, 32, 32)."
-    if not isinstance(model, nn.Module):
-        advice = "Pass the model first."
-    elif several:
-        advice = f"If these are inputs and labels, pass the inputs alone. {rec.ONE_INPUT}."
-    raise TypeError(
-        "Expected a model and an example of its input (nn.Module, Tensor), got "
-        f"({type(model).__name__}, {type(example).__name__}). {advice}"
-    )
-
-
-def with_weights(model: nn.Module, example: torch.Tensor) -> nn.Module:
+def with_weights(model: nn.Module, example: Given) -> nn.Module:
     """`model`, or a copy in which lazy layers, such as LazyLinear, have made their weights."""
     if not any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
         return model
@@ -117,7 +104,7 @@ def with_weights(model: nn.Module, example: torch.Tensor) -> nn.Module:
         ) from error
     training = [module for module in model.modules() if module.training]
     with torch.no_grad():
-        model.eval()(example)
+        Example.of(example).call(model.eval())
     for module in training:
         module.training = True
     return model
@@ -138,16 +125,22 @@ class Description(Recorded[fx.Node]):
         self._random: set[fx.Node] = set()
         specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
         state = {**program.state_dict, **program.constants}
+        self.arguments = user_inputs(program)
+        signals = [node for node in self.arguments if node.meta["val"].is_floating_point()]
+        self.input, *self.more = signals or self.arguments[:1]
         for node in program.graph.nodes:
             if node.op == "call_function":
                 self._add(node)
-            elif node.op == "placeholder" and specs[node.name].kind is InputKind.USER_INPUT:
-                self.input = node
-            elif node.op == "placeholder":
+            elif node.op == "placeholder" and node not in (self.input, *self.more):
                 tensor = state.get(specs[node.name].target or "")
                 self._constants[node] = tensor if isinstance(tensor, torch.Tensor) else None
                 if specs[node.name].kind in (InputKind.PARAMETER, InputKind.BUFFER):
                     self._learned.add(node)
+
+    def given(self, example: Example) -> dict[fx.Node, torch.Tensor]:
+        """What the example has for arguments that are no signals, such as indices."""
+        pairs = zip(self.arguments, example.tensors, strict=True)
+        return {node: tensor for node, tensor in pairs if not self._depends_on_input(node)}
 
     @property
     def outputs(self) -> Sequence[fx.Node]:
@@ -163,7 +156,7 @@ class Description(Recorded[fx.Node]):
         return [self._memory.latest(node) for node in nodes]
 
     def origin(self, tensor: fx.Node) -> str:
-        return tensor.name if tensor is self.input else origin(tensor)
+        return tensor.name if tensor.op == "placeholder" else origin(tensor)
 
     def shape(self, tensor: fx.Node) -> Sequence[int | None]:
         return sizes(tensor)
@@ -191,7 +184,7 @@ class Description(Recorded[fx.Node]):
         return None if result is None else result.detach().double().cpu().numpy()
 
     def _depends_on_input(self, node: fx.Node) -> bool:
-        return node is self.input or node in self.operations
+        return node is self.input or node in self.more or node in self.operations
 
     def _add(self, node: fx.Node) -> None:
         now = {a: self._memory.latest(a) for a in node.all_input_nodes}
@@ -278,7 +271,8 @@ class Description(Recorded[fx.Node]):
             return None
         if any(sum(size > 1 for size in sizes(a)) > 1 for a in known):
             return self._identity(node, source, "learned or fixed numbers at places")
-        if source is self.input or isinstance(self.operations.get(source), rec.Preparation):
+        entry = source is self.input or source in self.more
+        if entry or isinstance(self.operations.get(source), rec.Preparation):
             return rec.Preparation((source,))
         if name == "add" and isinstance(self.operations.get(source), rec.Layer):
             return rec.Bias((source,))
@@ -370,6 +364,14 @@ class Description(Recorded[fx.Node]):
         )
 
 
+def user_inputs(program: ExportedProgram) -> list[fx.Node]:
+    """The tensors among the arguments of the model, in their order."""
+    specs = program.graph_signature.input_specs
+    names = {spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT}
+    nodes = (node for node in program.graph.nodes if node.op == "placeholder")
+    return [n for n in nodes if n.name in names and isinstance(n.meta.get("val"), torch.Tensor)]
+
+
 def _uniform_number(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """The number that all entries of `tensor` are, as the slopes of a fresh PReLU."""
     if tensor is None or not tensor.numel() or (tensor != tensor.flatten()[0]).any():
@@ -383,15 +385,22 @@ def _run(node: fx.Node, value: Callable[[fx.Node], Any]) -> torch.Tensor | None:
     return result if isinstance(result, torch.Tensor) else None
 
 
-def _export_with_open_sizes(model: nn.Module, example: torch.Tensor) -> ExportedProgram:
+def _export_with_open_sizes(model: nn.Module, example: Example) -> ExportedProgram:
     """The record with as many sizes open as torch.export manages: all, the batch's, or none."""
     # A size of one is taken for a constant.
-    batch = torch.cat([example, example]) if example.shape[0] == 1 else example
-    open_dims = [dim for dim, size in enumerate(batch.shape) if size > 1]
-    for dims in (open_dims, open_dims[:1]):
+    batch = example.of_samples(2) if len(example.first) == 1 else example
+
+    def open_sizes(most: int | None) -> Example:
+        def of_one(tensor: torch.Tensor) -> Any:
+            found = [dim for dim, size in enumerate(tensor.shape) if size > 1]
+            return dict.fromkeys(found[:most], Dim.AUTO)
+
+        return batch.map(of_one)
+
+    for dims in (open_sizes(None), open_sizes(1)):
         # A second try within `except`, with the first one's frames alive, would fail like it.
         with contextlib.suppress(UnsupportedModelError):
-            return _export(model, batch, (dict.fromkeys(dims, Dim.AUTO),))
+            return _export(model, batch, dims)
     return _export(model, batch)
 
 
@@ -418,15 +427,19 @@ def sizes_are_open(
     return all(plain_operation(node) in ops.WITHOUT_SIZES or is_open(node) for node in calls)
 
 
-def _export(
-    model: nn.Module, example: torch.Tensor, sizes: tuple[Mapping[int, object]] | None = None
-) -> ExportedProgram:
+def _export(model: nn.Module, example: Example, sizes: Example | None = None) -> ExportedProgram:
     # The error that is raised says what is wrong.
     quiet = contextlib.redirect_stderr(io.StringIO())  # where torch prints the part it recorded
     with warnings.catch_warnings(), silence_logging(logging.CRITICAL), quiet:
         warnings.simplefilter("ignore")
         try:
-            program = torch.export.export(model, (example,), dynamic_shapes=sizes, strict=False)
+            program = torch.export.export(
+                model,
+                example.args,
+                dict(example.kwargs),
+                dynamic_shapes=_by_name(model, sizes) if sizes else None,
+                strict=False,
+            )
         except (Exception, SystemExit) as error:  # of the user's code, too
             advice = (
                 "Check that model(example) runs, and takes no branch by the values of tensors, or "
@@ -434,10 +447,20 @@ def _export(
             )
             raise UnsupportedModelError(
                 f"torch.export failed on {type(model).__name__} with input shape "
-                f"{tuple(example.shape)}: {rec.explain_failure(error, advice)}"
+                f"{example.shapes}: {rec.explain_failure(error, advice, rec.SEVERAL)}"
             ) from error
         write_out(program)
         return program
+
+
+def _by_name(model: nn.Module, sizes: Example) -> Any:
+    """Open sizes as torch.export wants them: in the order of the arguments, or by their names."""
+    known = lambda size: size if isinstance(size, dict) else None
+    if not sizes.kwargs:
+        return tuple(map(known, sizes.args))
+    names = inspect.signature(model.forward).parameters
+    given = {**dict(zip(names, sizes.args, strict=False)), **sizes.kwargs}
+    return {name: known(size) for name, size in given.items()}
 
 
 @contextlib.contextmanager
