@@ -77,6 +77,30 @@ def test_networks_with_normalisation_get_higher_rates() -> None:
     assert ranges[1].high == pytest.approx(10 * ranges[0].high)
 
 
+def test_clipping_is_tuned_together_with_the_rate() -> None:
+    """The best rate without clipping is not that with it."""
+    assert plan_sweep(RUN, [], ["clip"], 5).space.keys() == {"lr", "clip"}
+    assert plan_sweep(replace(RUN, lr=0.1), ["lr"], ["clip"], 5).space.keys() == {"clip"}
+
+
+def test_what_is_not_tuned_is_as_in_the_recommended_command(tmp_path: Path, capsys) -> None:
+    """`skipless train` clips SGD by default, so trials have to be clipped, too."""
+    output = tmp_path / "out"
+    options = ["--over", "lr", "--trials", "1", "--held-out", "40", "--output", str(output)]
+    assert main(["tune", *SMALL, *options]) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert main([*command[1:], "--output", str(tmp_path / "run")]) == 0
+    (trial,) = (output / "runs").iterdir()
+    tried, trained = (
+        Record.read(folder).run["configuration"] for folder in (trial, tmp_path / "run")
+    )
+    assert isinstance(tried, dict)
+    assert isinstance(trained, dict)
+    differing = {name for name in tried if tried[name] != trained[name]}
+    assert differing == {"held_out"}  # of which the recommended command has none
+    assert trained["clip"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

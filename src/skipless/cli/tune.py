@@ -22,8 +22,8 @@ _MOST = 1000  # trials, and runs at a time
     "--over",
     multiple=True,
     metavar="OPTION",
-    help="What to tune: lr, eta, tau, zeta, clip or kfac_norm_constraint; repeat it for several.  "
-    "[default: all that apply and are not given]",
+    help="What to tune: lr, eta, tau, zeta, clip (with lr) or kfac_norm_constraint; repeat it for "
+    "several.  [default: all that apply and are not given]",
 )
 @click.option(
     "--parallel", type=int, help="Runs at a time.  [default: the machine's cores or GPUs]"
@@ -64,7 +64,7 @@ def tune(
         from skipless.runs.place import Place
         from skipless.runs.tune import format_tuning, plan_sweep, tune
     with print_warnings():
-        sweep = plan_sweep(Configuration.of(values), list(values), names, trials)
+        sweep = plan_sweep(Configuration.of_new_run(values), list(values), names, trials)
         folder = output or Path("runs") / f"tune-{datetime.now():%Y-%m-%dT%H-%M-%S}"
         tried = tune(sweep, Place(folder, workers=parallel))
     if as_json:

@@ -39,12 +39,11 @@ def plan_sweep(
             raise ValueError(
                 f"{name} does not apply to this run, of which {', '.join(choices)} can be tuned"
             )
-    chosen = {name: own for name, own in choices.items() if not over or name in over}
+    wanted = {*over, "lr"} if "clip" in over else over  # the best rate depends on clipping
+    chosen = {name: own for name, own in choices.items() if not over or name in wanted}
     if not chosen:
         raise ValueError("Nothing is left to tune: drop some of the options, such as --lr")
     tuned = replace(_hold_out(configuration), evaluate_every=1, validation_size=None)
-    if "clip" in chosen and "lr" not in given:
-        tuned = replace(tuned, lr=None)  # of which the default depends on clipping
     space: dict[str, Choices] = {name: values for name, (values, _) in chosen.items()}
     first = {name: value for name, (_, value) in chosen.items()}
     return Sweep(tuned, space, trials, first, max(1, configuration.epochs // _LOOKS))
@@ -113,11 +112,13 @@ def format_tuning(sweep: Sweep, tried: Sequence[Tried], given: Mapping[str, obje
         for own in reversed(ranked)
     ]
     held_out = f"accuracy on {sweep.configuration.held_out:,} held-out images"
+    values = {n: value for n, value in {**given, **best}.items() if value is not None}
+    values.pop("held_out", None)  # now on all training images
     words = [
         table([*(name.removeprefix("kfac_") for name in sweep.space), held_out, "epochs"], rows),
         "Trials with fewer epochs were behind, and stopped.",
         "Train with the best setting, on all training images:",
-        f"  {_command({**given, **best})}",
+        f"  {_command(values)}",
     ]
     return "\n\n".join(words)
 
