@@ -17,6 +17,7 @@ from skipless.record import Json, Record
 from skipless.runs import place as place_module
 from skipless.runs import workers
 from skipless.runs.configuration import Configuration
+from skipless.runs.outcome import Tried
 from skipless.runs.place import Place
 from skipless.runs.search import (
     Experiment,
@@ -210,7 +211,7 @@ def test_another_worker_takes_over_the_run_of_a_killed_one(
     trials = optuna.load_study(study_name=study, storage=storage).get_trials()
     trial = next(t for t in trials if t.params.get("run") == 0)  # the names are sorted
     storage.engine.dispose()
-    worker = int(trial.user_attrs["worker"].split()[-1])
+    worker = int(trial.user_attrs["worker"].split()[-1].partition("/")[0])
     assert worker != process.pid
     os.kill(worker, signal.SIGKILL)
     (place.folder / "killed").touch()
@@ -368,6 +369,18 @@ def test_what_is_known_of_a_tuning_is_not_tuned_again(place: Place) -> None:
     found = search_all("again", {"task": known}, place)["task"]
     assert found.chosen == best_setting(tried)
     assert len(runs_in(place)) == count + 1
+
+
+def test_other_knowledge_of_a_tuning_leads_to_other_final_runs(place: Place) -> None:
+    """In the same data base, seeds of one setting are not taken for those of another."""
+    for rate in (0.01, 0.1):
+        known = (Tried({"lr": rate}, 0.5, 4.0, "finished", 1.0),)
+        experiment = replace(TASK, known=known, seeds=(0,))
+        found = search_all("study", {"task": experiment}, place)["task"]
+        assert found.chosen == {"lr": rate}
+        record = Record.read(place.run(experiment.run({"lr": rate}, 0)))
+        top1 = record.series("validation", "top1")[1][-1]
+        assert found.outcomes[0].top1 == pytest.approx(top1, 1e-4)
 
 
 def test_a_tuning_without_trials_takes_the_first_setting(place: Place) -> None:

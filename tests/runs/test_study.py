@@ -5,11 +5,12 @@ import platform
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import optuna
@@ -152,6 +153,18 @@ def test_only_a_run_that_failed_is_tried_again_with_the_same_values(
     assert [t.state.name for t in seen.get_trials()] == ["FAIL", "COMPLETE", "COMPLETE"]
 
 
+def test_a_trial_that_is_tried_again_does_not_name_its_last_worker(
+    study: SharedStudy, seen: optuna.Study
+) -> None:
+    """Else others would take it for lost before its next worker has signed it."""
+    with pytest.raises(OSError, match="does not go"):
+        study.take(refuse)
+    study._queue_lost_trials()
+    failed, queued = seen.get_trials()
+    assert "worker" in failed.user_attrs
+    assert (queued.state, queued.user_attrs) == (TrialState.WAITING, {})
+
+
 def test_a_worker_that_died_before_its_first_sign_of_life_loses_its_run(
     tmp_path: Path, study: SharedStudy, seen: optuna.Study
 ) -> None:
@@ -175,6 +188,39 @@ def test_a_worker_of_this_machine_whose_process_has_ended_is_not_waited_for(
         trial.set_user_attr("worker", f"{platform.node()} {worker}")
     patient = open_study(tmp_path / "study.db", 2, seconds=3600)
     assert taken(patient) == lost[:1]  # and not the other, whose worker is alive
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
+def test_another_process_with_the_number_of_a_lost_worker_is_not_taken_for_it(
+    tmp_path: Path, seen: optuna.Study
+) -> None:
+    """After a restart, of a container in particular, the same numbers are given again."""
+    trial = seen.ask()
+    draw(trial, 2)
+    trial.set_user_attr("worker", f"{platform.node()} {os.getpid()}/1")
+    assert taken(open_study(tmp_path / "study.db", 2, seconds=3600)) == [0, 1]
+
+
+def test_workers_that_ask_at_once_get_no_more_trials_than_are_wanted(tmp_path: Path) -> None:
+    """None of them sees yet that another one has begun."""
+    asking, begun = threading.Barrier(4), []
+
+    def sample(_: int) -> optuna.samplers.BaseSampler:
+        asking.wait(30)
+        return optuna.samplers.RandomSampler(seed=0)
+
+    def run(trial: optuna.Trial) -> float:
+        begun.append(trial.number)
+        return 0.5
+
+    with ExitStack() as held, ThreadPoolExecutor(4) as workers:
+        url = f"sqlite:///{tmp_path / 'a.db'}"
+        databases = [held.enter_context(closing(Database(url, 60))) for _ in range(4)]
+        studies = [SharedStudy(database, "one", 2, sample) for database in databases]
+        took = list(workers.map(lambda study: study.take(run), studies))
+        assert (sorted(took), sorted(begun)) == ([False, False, True, True], [0, 1])
+        assert not studies[0].take(run)  # those that were too many are not tried again
+        assert studies[0].done() == len(studies[0].trials()) == 2
 
 
 @pytest.mark.parametrize("prune", [False, True])

@@ -214,7 +214,8 @@ class Experiment:
     @property
     def key(self) -> str:
         """A short name that two experiments share only if they have the same result."""
-        return digest([self.sweep.key, run_key(self.final), self.seeds])
+        known = [dict(best_setting(self.known))] if self.known else []
+        return digest([self.sweep.key, run_key(self.final), self.seeds, *known])
 
     def run(self, chosen: Mapping[str, Json], seed: int) -> Configuration:
         """The final run with a setting and a seed."""

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import optuna
 import sqlalchemy
@@ -27,11 +28,15 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 
-_WORKER = "worker"  # an attribute of trials
+_WORKER, _SURPLUS = "worker", "surplus"  # attributes of trials
 _RUNG = "completed_rung_"  # how the pruner's begin
 _TRIES = 5  # to open a data base that another worker is setting up
 _SECONDS_TO_WAIT = 60  # for a lock of SQLite
 _DATABASE_ERRORS = (StorageInternalError, SQLAlchemyError)
+
+
+class _SurplusError(Exception):
+    """One more trial began than is wanted, as two workers asked at once."""
 
 
 class Database:
@@ -135,7 +140,10 @@ class SharedStudy:
                 return False
             begun = (*DONE, TrialState.RUNNING)
             self._study.sampler = self._sample(sum(trial.state in begun for trial in trials))
-            self._run_trial(objective)
+            try:
+                self._run_trial(objective)
+            except _SurplusError:
+                return False
             return True
 
     def _run_trial(self, objective: Callable[[optuna.Trial], float]) -> None:
@@ -145,7 +153,10 @@ class SharedStudy:
         def run(trial: optuna.Trial) -> float:
             numbers.append(trial.number)
             try:
-                trial.set_user_attr(_WORKER, f"{platform.node()} {os.getpid()}")
+                trial.set_user_attr(_WORKER, _describe_worker(os.getpid()))
+                if self._is_surplus(trial.number):
+                    trial.set_user_attr(_SURPLUS, True)
+                    raise _SurplusError
                 return objective(trial)
             except optuna.TrialPruned:
                 raise
@@ -166,6 +177,11 @@ class SharedStudy:
                 raise
             raise own from None
 
+    def _is_surplus(self, number: int) -> bool:
+        """Whether as many trials as are wanted began before this one, or were queued."""
+        earlier = [t for t in self._trials()[:number] if t.state != TrialState.FAIL]
+        return len({self._identity(trial) for trial in earlier}) >= self.wanted
+
     def _has_failed(self, numbers: list[int]) -> bool:
         return bool(numbers) and self._trials()[numbers[0]].state == TrialState.FAIL
 
@@ -181,9 +197,12 @@ class SharedStudy:
         trials = self._trials()
         again = {n for trial in trials for n in trial.system_attrs.get("retry_history", [])}
         for trial in trials:
-            if trial.state == TrialState.FAIL and trial.number not in again:
+            failed = trial.state == TrialState.FAIL and _SURPLUS not in trial.user_attrs
+            if failed and trial.number not in again:
                 lost = copy.deepcopy(trial)
-                # It starts from the beginning, so the pruner must not take it for further.
+                # Its next worker has not signed it, so nobody must take it for lost again. It
+                # starts from the beginning, so the pruner must not take it for further.
+                lost.user_attrs = {}
                 lost.system_attrs = {
                     name: value
                     for name, value in trial.system_attrs.items()
@@ -280,7 +299,8 @@ def _without_password(url: str) -> str:
 
 def _is_gone(worker: str) -> bool:
     """Whether a worker was a process of this machine that has ended: no need to wait for it."""
-    node, _, number = worker.rpartition(" ")
+    node, _, process = worker.rpartition(" ")
+    number, _, started = process.partition("/")
     if node != platform.node() or sys.platform == "win32":  # where signal 0 would kill it
         return False
     try:
@@ -288,8 +308,17 @@ def _is_gone(worker: str) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:  # of another user
-        return False
-    return False
+        pass
+    return started != "" and worker != _describe_worker(int(number))
+
+
+def _describe_worker(number: int) -> str:
+    """Machine, number and, on Linux, start of a process: after a restart, numbers are used again."""
+    try:
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return f"{platform.node()} {number}"
+    return f"{platform.node()} {number}/{fields[19]}"  # in ticks since the machine started
 
 
 def _first_line(error: BaseException) -> str:
