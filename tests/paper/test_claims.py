@@ -182,6 +182,34 @@ def test_a_claim_about_many_pairs_fails_only_by_more_than_one_of_many_may():
     assert all_above(results(cells), [(A, B)] * 100)[0] == OPEN
 
 
+CLOSE = (3.0, 1.0, 2.2)  # above 0 at 5 %, but not at half of that
+
+
+def test_the_claims_of_several_comparisons_allow_for_chance():
+    """Judged each at 5 %, false claims would pass, and true ones fail, in up to a fifth of cases."""
+    pvalue = stats.ttest_1samp(CLOSE, 0.0, alternative="greater").pvalue
+    assert 0.025 < pvalue < 0.05
+    rivals = {("SGD", "50"): [0.7] * 3, ("Muon", "50"): [0.8] * 3}
+    behind = results({**rivals, ("K-FAC", "50"): [0.8 - (1.0 + x) / 100 for x in CLOSE]})
+    assert verdicts("optimizers", behind)[0] == OPEN
+    columns = list(dict.fromkeys(cell.column for cell in ITEMS["table7"].cells))
+    rows = [f"50, {o}, w = {w}" for o in ("K-FAC", "SGD") for w in ("0", "0.8")]
+    level = [0.8, 0.5, 0.8 - 0.01, 0.9]  # the first column's, beside 0.8: three rows of four
+    cells = {(row, column): [0.8] * 3 for row in rows for column in columns}
+    cells |= {(row, columns[0]): [top1] * 3 for row, top1 in zip(rows, level, strict=True)}
+    cells[rows[2], columns[0]] = [0.8 + (x - 1.0) / 100 for x in CLOSE]
+    assert verdicts("table7", results(cells))[0] == OPEN
+    cells[rows[2], columns[0]] = [0.8 + (x - 0.5) / 100 for x in CLOSE]
+    assert verdicts("table7", results(cells))[0] == HOLDS
+    trials = [
+        Trial(row, depth, {}, seed, outcome(0.5, train=0.9 - (row == "EOC") * (2 + x) / 100))
+        for seed, x in enumerate(CLOSE)
+        for row in ("EOC", "TAT")
+        for depth in ("50", "101")
+    ]
+    assert verdicts("figure7", Results("figure7", "cpu", {}, tuple(trials))) == [OPEN]
+
+
 def test_the_evidence_has_the_numbers():
     evidence = all_above(results({A: [0.90, 0.90], B: [0.5, 0.6]}), [(A, B)])[1]
     assert evidence == "a, x 90.0 ± 0.0, b, x 55.0 ± 63.5 (+35.0 ± 63.5)"
@@ -270,6 +298,11 @@ def test_figure_3_counts_epochs_to_the_loss_of_sgd():
     assert "2.0 instead of 4" in faster.evidence
     assert verdicts("figure3", speed((2.0, 1.8, 1.4, 1.1)))[0] == NOT
     assert verdicts("figure3", speed((1.5, 0.9, 0.8, 0.7), seeds=3))[0] == OPEN  # 1 in 8 by chance
+    lost = [
+        replace(t, outcome=replace(t.outcome, top1=0.1)) if t.row == "SGD" else t
+        for t in speed((1.5, 0.9, 0.8, 0.7)).trials
+    ]
+    assert verdicts("figure3", Results("figure3", "cpu", {}, tuple(lost)))[0] == OPEN
 
 
 def test_figure_4_compares_errors_at_every_width():

@@ -57,13 +57,10 @@ def optimizers() -> Item:
 
 
 def _leads(results: Results) -> Judgement:
-    pairs = []
-    for depth in DEPTHS:
-        others = {n: c for n in OPTIMIZERS if n != "K-FAC" and (c := results.cell(n, depth))}
-        if others:
-            best = max(others, key=lambda name: others[name].mean)
-            pairs.append((("K-FAC", depth), (best, depth)))
-    return none_below(results, pairs)
+    """Judged against each other that learned: the best of several is often so by chance."""
+    others = [(name, depth) for depth in DEPTHS for name in OPTIMIZERS if name != "K-FAC"]
+    learned = [place for place in others if (cell := results.cell(*place)) and cell.trained]
+    return none_below(results, [(("K-FAC", depth), (name, depth)) for name, depth in learned])
 
 
 def _deepest(results: Results) -> dict[str, Summary | None]:

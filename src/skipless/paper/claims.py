@@ -43,9 +43,12 @@ class Difference(NamedTuple):
             return math.inf
         return float(stats.t.ppf(1.0 - level, self.seeds - 1)) * self.error
 
-    def exceeds(self, margin: float, level: float = LEVEL) -> Word:
-        """Whether the true difference is more than `margin`, as far as the seeds can tell."""
-        if self.points - self.bound(LEVEL) > margin:
+    def exceeds(self, margin: float, level: float = LEVEL, *, above: float = LEVEL) -> Word:
+        """Whether the true difference is more than `margin`, as far as the seeds can tell.
+
+        That it is not is said at `level`, and that it is at the level `above`.
+        """
+        if self.points - self.bound(above) > margin:
             return "holds"
         return "does not hold" if self.points + self.bound(level) < margin else "undecided"
 
