@@ -186,7 +186,7 @@ CLOSE = (3.0, 1.0, 2.2)  # above 0 at 5 %, but not at half of that
 
 
 def test_the_claims_of_several_comparisons_allow_for_chance():
-    """Judged each at 5 %, false claims would pass, and true ones fail, in up to a fifth of cases."""
+    """Judged each at 5 %, false claims pass, and true ones fail, in up to a fifth of cases."""
     pvalue = stats.ttest_1samp(CLOSE, 0.0, alternative="greater").pvalue
     assert 0.025 < pvalue < 0.05
     rivals = {("SGD", "50"): [0.7] * 3, ("Muon", "50"): [0.8] * 3}

@@ -152,6 +152,22 @@ def test_what_all_trials_say_of_the_machine_is_said_once():
     }
 
 
+def test_trials_of_several_machines_say_where_each_was_trained():
+    """And more that was tried than is wanted, as another record may have, is not missing."""
+    one, other = (replace(outcome(0.5), commit=commit) for commit in ("0123", "4567"))
+    request = Request("cpu", seeds=2, only="EOC | 50")
+    (planned,) = request.plan(ITEMS["figure1"])
+    tried = (Tried({"lr": 0.1}, 0.5, 10.0, "finished", 4.0),) * 9
+    result = ExperimentResult(tried, {"lr": 0.1}, {0: one, 1: other})
+    name = planned.name
+    found = reproduce.collect_results(
+        ITEMS["figure1"], request, [planned], {name: planned.experiment}, {name: result}
+    )
+    assert found.origin["left"] == 0
+    assert [found.outcome(trial).commit for trial in found.trials] == ["0123", "4567"]
+    assert found.origin["commits"] == ["0123", "4567"]
+
+
 def test_accuracies_are_drawn_over_their_columns_with_confidence_intervals():
     chart = accuracy_by_column(DEPTHS, ["TAT", "EOC"], ["50", "101", "200"], "depth")
     tat, eoc = chart.lines
@@ -295,7 +311,11 @@ def test_records_of_earlier_results_are_not_run_again(
     assert (len(found.tried), len(found.trials), found.origin["left"]) == (2, 2, 0)
     monkeypatch.setattr("skipless.runs.place.train", None)  # nothing is trained from here on
     records = Request("smoke", records=tmp_path / "a")
-    assert run_item(TUNED, records, elsewhere).trials == found.trials
+    again = run_item(TUNED, records, elsewhere)
+    assert again.trials == found.trials
+    for name in ("machines", "versions", "commits"):
+        assert again.origin[name] == found.origin[name]
+    assert again.origin["machines"] != []
     with pytest.raises(FileNotFoundError, match=r"--records .*nowhere is not a folder"):
         run_item(TUNED, Request("smoke", records=tmp_path / "nowhere"), elsewhere)
 

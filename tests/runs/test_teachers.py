@@ -17,6 +17,7 @@ from skipless.cli import main
 from skipless.paper import ITEMS
 from skipless.paper.reproduce import Request, run_item
 from skipless.record import Record
+from skipless.runs import search
 from skipless.runs.candidates import load_candidate
 from skipless.runs.configuration import Configuration
 from skipless.runs.place import Place
@@ -295,6 +296,20 @@ def test_an_item_trains_the_teacher_of_its_runs_once_and_keeps_it(tmp_path: Path
     assert {path.name for path in (elsewhere / "runs").iterdir()} < {
         path.name for path in (tmp_path / "runs").iterdir()
     }
+
+
+def test_only_the_first_process_decides_whether_a_teacher_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may not see its outcome yet, on a shared disk; to train it alone, they would hang."""
+    trained: list[Path] = []
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(search, "train_to_end", lambda given, folder: trained.append(folder))
+    work = search._Runs("study", Place(tmp_path), 60, {}, {})
+    for told, times in ((False, 0), (True, 1)):
+        monkeypatch.setattr(search, "broadcast", lambda _, told=told: told)
+        work._train_teacher(Configuration())
+        assert len(trained) == times
 
 
 def test_a_teacher_does_not_change_the_students_random_numbers(

@@ -149,7 +149,7 @@ def _reuse(
         for setting in results.tried:
             settings.setdefault(setting.key, []).append(setting)
         tried |= settings
-        outcomes |= {trial.key: trial.outcome for trial in results.trials if trial.key}
+        outcomes |= {trial.key: results.outcome(trial) for trial in results.trials if trial.key}
     found = {}
     for name, experiment in experiments.items():
         known = tuple(own.tried for own in tried.get(experiment.sweep.key, ()))
@@ -204,19 +204,21 @@ def collect_results(
     outcomes = [o for result in found.values() for o in result.outcomes.values()]
     if not outcomes:
         raise ValueError(f"No run of {item.name} is done")
-    tried, trials = [], []
+    where = _describe_places(outcomes)
+    shared = all(len(own) <= 1 for own in where.values())
+    tried, trials, left = [], [], 0
     for own in planned:
         row, column, experiment = own.cell.row, own.cell.column, experiments[own.name]
-        result = found[own.name]
-        tried += [
-            TriedSetting(row, column, experiment.sweep.key, setting) for setting in result.tried
-        ]
+        result, key = found[own.name], experiment.sweep.key
+        tried += [TriedSetting(row, column, key, setting) for setting in result.tried]
         for seed, outcome in result.outcomes.items():
             assert result.chosen is not None
             key = run_key(experiment.run(result.chosen, seed))
-            short = replace(outcome, machine={}, versions={}, commit=None)
+            short = replace(outcome, machine={}, versions={}, commit=None) if shared else outcome
             trials.append(Trial(row, column, result.chosen, seed, short, key))
-    final = [own.experiment.final for own in planned]
+        # More may have been tried than is asked for now.
+        left += max(0, experiment.sweep.trials - len(result.tried))
+        left += len(experiment.seeds) - len(result.outcomes)
     given: dict[str, Json] = {**request.options}
     for name in ("seeds", "only"):
         if (value := getattr(request, name)) is not None:
@@ -224,19 +226,28 @@ def collect_results(
     seconds = [o.seconds or 0.0 for o in outcomes] + [own.tried.seconds or 0.0 for own in tried]
     origin: dict[str, Json] = {
         "started": min(outcome.started for outcome in outcomes),
-        "machines": _distinct(outcome.machine for outcome in outcomes),
-        "versions": _distinct(outcome.versions for outcome in outcomes),
-        "commits": _distinct(outcome.commit for outcome in outcomes),
-        "data": _distinct(map(_describe_data, final)),
+        **where,
+        "data": _distinct(_describe_data(own.experiment.final) for own in planned),
         "given": given,
         "seconds": round(sum(seconds)),
-        "left": sum(own.runs for own in planned) - len(tried) - len(trials),
+        "left": left,
     }
     return Results(item.name, request.scale, origin, tuple(trials), tried=tuple(tried))
 
 
+def _describe_places(outcomes: Sequence[Outcome]) -> dict[str, list[Json]]:
+    """Where runs were trained, and by what."""
+    return {
+        "machines": _distinct(outcome.machine for outcome in outcomes),
+        "versions": _distinct(outcome.versions for outcome in outcomes),
+        "commits": _distinct(outcome.commit for outcome in outcomes),
+    }
+
+
 def _distinct(values: Iterable[Json]) -> list[Json]:
-    return [json.loads(text) for text in dict.fromkeys(json.dumps(value) for value in values)]
+    """Each of `values` once, without those that are not known."""
+    known = dict.fromkeys(json.dumps(value) for value in values if value)
+    return [json.loads(text) for text in known]
 
 
 def _describe_data(given: Configuration) -> str:

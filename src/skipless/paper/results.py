@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, get_args
@@ -154,6 +154,22 @@ class Results:
         """Whether every cell that the item has at this scale was run."""
         given = self.origin.get("given")
         return not (self.origin.get("left") or (isinstance(given, dict) and "only" in given))
+
+    def outcome(self, trial: Trial) -> Outcome:
+        """The outcome of a trial, with where it was trained if only the first line says that."""
+        own = trial.outcome
+        found = (self.origin.get(name) for name in ("machines", "versions", "commits"))
+        machine, versions, commit = (
+            given[0] if isinstance(given, list) and len(given) == 1 else None for given in found
+        )
+        if own.machine or not isinstance(machine, dict) or not isinstance(versions, dict):
+            return own
+        return replace(
+            own,
+            machine=machine,
+            versions=versions,
+            commit=commit if isinstance(commit, str) else None,
+        )
 
     def cell(self, row: str, column: str) -> Summary | None:
         """The final runs of a cell; None if there are none."""

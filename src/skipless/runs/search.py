@@ -23,7 +23,7 @@ from skipless.record import METRICS, Json, Record
 
 from .configuration import Configuration
 from .outcome import Ending, Outcome, Tried
-from .place import OUTCOME, Place, digest, run_key, run_once, train_to_end
+from .place import Place, digest, run_key, run_once, train_to_end
 from .study import Database, SharedStudy
 from .workers import Job, broadcast, is_main, share_work
 
@@ -137,11 +137,20 @@ class _Search(ABC):
     def _train_teacher(self, configuration: Configuration) -> Path:
         """The folder of a teacher, which the first run that needs it trains."""
         folder = self.place.teacher(configuration)
-        train_run = lambda: train_to_end(configuration, folder)
-        if is_main():
-            run_once(folder, train_run, keep_weights=True)
-        elif not (folder / OUTCOME).exists():  # then the first process is about to train it
-            train_run()
+        if not is_main():
+            if broadcast(None):  # the first process says whether all of them train it
+                train_to_end(configuration, folder)
+            return folder
+        trained = False
+
+        def train_run() -> Ending:
+            nonlocal trained
+            trained = broadcast(True)
+            return train_to_end(configuration, folder)
+
+        run_once(folder, train_run, keep_weights=True)
+        if not trained:
+            broadcast(False)
         return folder
 
 

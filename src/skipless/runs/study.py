@@ -313,7 +313,7 @@ def _is_gone(worker: str) -> bool:
 
 
 def _describe_worker(number: int) -> str:
-    """Machine, number and, on Linux, start of a process: after a restart, numbers are used again."""
+    """Machine, number and, on Linux, start of a process, as numbers are used again."""
     try:
         fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
     except OSError:
