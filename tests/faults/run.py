@@ -3,13 +3,15 @@
 Compiles shim.c, preloads it, and tries every scenario at every point: the call fails, the disk is
 full from there on, the process is killed or loses its power, is delayed, or asked to stop. Then the
 command is run again, and must leave the same numbers and weights as an undisturbed run, to the bit.
-Prints how many points were tried and survived.
+Prints how many points were tried and survived, as docs/reliability.md has it. Long scenarios are
+tried at an even sample of their points, or with --full at many more.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -36,6 +38,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", help="scenarios by name")
     parser.add_argument("--sample", type=int, help="trials per scenario, evenly chosen")
+    parser.add_argument("--full", action="store_true", help="all trials: half an hour or more")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--show", type=int, default=20, help="failures to show")
     options = parser.parse_args()
@@ -49,6 +52,12 @@ def main() -> int:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def cpu_seconds() -> float:
+    """Of all processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def try_all(options: argparse.Namespace, scratch: Path) -> int:
     """Print a row for each scenario, and what failed; returns the exit code."""
     sys.path.insert(0, str(HERE.parent))
@@ -59,16 +68,20 @@ def try_all(options: argparse.Namespace, scratch: Path) -> int:
     chosen = [s for s in scenarios(scratch) if options.only is None or s.name in options.only]
     warm_up(scratch, chosen)
     modes = [mode for mode in Mode if mode is not Mode.COUNT]
-    print(f"{'':13} points {''.join(f'{mode.name.lower():>7}' for mode in modes)}  survived")
+    names = "".join(f" {mode.name.lower()} |" for mode in modes)
+    print(f"| command | calls |{names} tried | survived | seconds of CPU |")
+    print(f"|---------|------:|{'---:|' * len(modes)}---:|---:|---:|", flush=True)
     tried, failures = 0, []
     for scenario in chosen:
-        start = time.monotonic()
-        sample = options.sample and max(2, options.sample // scenario.processes**2)
+        busy = cpu_seconds()
+        sample = None if options.full else scenario.usual
+        if options.sample:
+            sample = max(2, options.sample // scenario.processes**2)
         found = run_trials(scenario, scratch, options.workers, sample)
         own = sum(found.tried.values())
-        counts = "".join(f"{found.tried.get(mode.name, 0):7}" for mode in modes)
-        kept = f"{own - len(found.failures)} of {own} in {time.monotonic() - start:.0f} s"
-        print(f"{scenario.name:13} {found.points:6} {counts}  {kept}", flush=True)
+        counts = "".join(f" {found.tried.get(mode.name, 0)} |" for mode in modes)
+        kept = f"{own} | {own - len(found.failures)} | {cpu_seconds() - busy:.0f}"
+        print(f"| {scenario.name} | {found.points:,} |{counts} {kept} |", flush=True)
         tried, failures = tried + own, failures + found.failures
     for failure in failures[: options.show]:
         print(failure)

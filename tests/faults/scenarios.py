@@ -116,7 +116,8 @@ def files(folder: Path, but: tuple[str, ...] = ()) -> list[str]:
 def trained(scratch: Path) -> Path:
     """A finished run, trained once."""
     folder = scratch / "trained"
-    assert main(["train", *arguments(SMALL), "--output", str(folder)]) == 0
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert main(["train", *arguments(SMALL), "--output", str(folder)]) == 0
     return folder
 
 
@@ -241,7 +242,7 @@ def scenarios(scratch: Path) -> list[Scenario]:
     resumed = functools.partial(train, SMALL, "--resume")
     few = (Mode.ERROR, Mode.FULL, Mode.KILL)
     return [
-        Scenario("train", train(SMALL), resumed(), run_outcome),
+        Scenario("train", train(SMALL), resumed(), run_outcome, usual=200),
         Scenario(
             "train, K-FAC",
             train(SMALL | KFAC),
@@ -249,6 +250,7 @@ def scenarios(scratch: Path) -> list[Scenario]:
             run_outcome,
             modes=few,
             stride=2,
+            usual=40,
         ),
         Scenario(
             "3 processes",
@@ -257,13 +259,14 @@ def scenarios(scratch: Path) -> list[Scenario]:
             run_outcome,
             modes=(Mode.KILL, Mode.ERROR, Mode.FULL),
             stride=50,
+            usual=12,
             processes=3,
         ),
         Scenario("report", report, report, lambda f: (f / "page.html").read_text(), copy_run),
-        Scenario("deploy", deploy, deploy, deployed, copy_run, few, stride=6),
-        Scenario("search", search, search, searched, modes=few, stride=20),
-        Scenario("tuning", tune, tune, searched, modes=few, stride=40),
-        Scenario("reproduce", reproduce, reproduce, reproduced, modes=few, stride=200),
+        Scenario("deploy", deploy, deploy, deployed, copy_run, few, stride=6, usual=16),
+        Scenario("search", search, search, searched, modes=few, stride=20, usual=40),
+        Scenario("tuning", tune, tune, searched, modes=few, stride=40, usual=20),
+        Scenario("reproduce", reproduce, reproduce, reproduced, modes=few, stride=200, usual=16),
     ]
 
 

@@ -56,7 +56,8 @@ class Scenario:
     """A command, how to run it again, and what it leaves.
 
     `prepare` fills the folder before, outside of the faults; `outcome` is compared with that of an
-    undisturbed run; of each mode, only every `stride`-th point is tried.
+    undisturbed run. Of each mode, only every `stride`-th point is tried, and of these trials an
+    even sample of `usual`, or all of them.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Scenario:
     prepare: Callable[[Path], object] = lambda folder: None
     modes: tuple[Mode, ...] = tuple(mode for mode in Mode if mode is not Mode.COUNT)
     stride: int = 1
+    usual: int | None = None
     processes: int = 1  # if there are several, one of them arms itself
 
 
