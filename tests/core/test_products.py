@@ -13,6 +13,7 @@ from graph_oracle import series, subnetworks, tangled_graphs, value
 from skipless import DKS, EOC, TAT, Graph, predict, solve
 from skipless.core.activations import activation
 from skipless.core.bands import FiniteWidth
+from skipless.core.gates import recognise_gate
 from skipless.core.graph import (
     Affine,
     Fixed,
@@ -35,6 +36,7 @@ from skipless.core.network import (
     propagate,
 )
 from skipless.core.predict import approximations, dependent_sums
+from skipless.core.recognise import PROBE
 from skipless.core.rescale import normalise_sums
 from skipless.core.solution import Solution, UnreachableTargetError
 
@@ -249,3 +251,11 @@ def test_malformed_products_are_refused() -> None:
         Graph([*Graph.chain(1).nodes, *g.nodes])
     with pytest.raises(GraphError, match="finite scale"):
         Graph([*Graph.chain(1).nodes, Fixed(1, activation("tanh"), 0.0)])
+
+
+@pytest.mark.parametrize("scale", [1.8462285453386056, -0.1234567890123456])
+def test_the_scale_of_a_gate_is_read_as_exactly_as_it_is_written(scale: float) -> None:
+    # Errors add up over hundreds of gates, and what is written is compared with what is read.
+    found = recognise_gate(scale * activation("sigmoid")(PROBE))
+    assert found is not None
+    assert found.scale == pytest.approx(scale, rel=1e-11)

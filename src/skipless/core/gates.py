@@ -58,7 +58,7 @@ def recognise_gate(values: Array) -> GateFunction | None:
 
 
 def _round(number: float) -> float:
-    return float(f"{number:.9g}")
+    return float(f"{number:.12g}")  # as many digits as the fit has
 
 
 @dataclass(frozen=True)
