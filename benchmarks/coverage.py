@@ -17,6 +17,7 @@ A family takes 2 to 60 seconds of CPU time, all of them about an hour on one cor
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -30,8 +31,9 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -221,9 +223,9 @@ class Row:
     converted: bool = False  # perhaps at the nearest target within reach
     checked: bool | None = None  # whether the kernel agrees
     derived: int = 0  # nodes of the graph, by how their maps are known
-    approximate: int = 0
+    approximate: int = 0  # notes
     measured: int = 0
-    form: str = ""  # "own class", with the blocks that were written out, or "graph"
+    form: str = ""  # the report's line on what kind of model came out
     seconds: float = 0.0  # of CPU time, of the conversion
     reason: str = ""
     anyinit: bool | None = None
@@ -294,9 +296,9 @@ def run(zoo: str, family: str, *, check: bool, beside: bool) -> Row:
     if converted is not None:
         report = converted.skipless_report
         row["approximate"] = len(report.approximate)
-        row["measured"] = len(getattr(report, "measured", ()))
+        row["measured"] = sum(part.is_measured for part in report.measured.values())
         row["derived"] = len(report.graph.nodes) - row["measured"]
-        row["form"] = getattr(report, "form", "")
+        row["form"] = report.form
         if check:
             found = tried(lambda: sk.check(converted, example, seeds=1, pairs=2), "check")
             row["checked"] = None if found is None else bool(found.ok)
@@ -357,6 +359,85 @@ def rows_of(path: Path) -> Iterator[Row]:
             yield Row(**json.loads(line))
 
 
+def page(rows: Sequence[Row]) -> str:
+    """docs/coverage.md: a summary by zoo, then every family."""
+    packages = ("torch", "pytorchcv", "monai", "segmentation-models-pytorch", "transformers",
+                "keras", "anyinit")  # fmt: skip
+    found = [(name, _version(name)) for name in packages]
+    parts = [_INTRODUCTION, "Versions: " + ", ".join(f"{n} {v}" for n, v in found if v) + ".\n"]
+    heads = ["zoo", "families", "read", "default call", "or nearest target", "nothing measured",
+             "own class", "median s", "largest s", "AnyInit", "median s"]  # fmt: skip
+    parts += ["## By zoo\n", _row(heads), _row(["---", *["---:"] * (len(heads) - 1)])]
+    for zoo in ZOOS:
+        if own := [row for row in rows if row.zoo == zoo]:
+            parts.append(_row([zoo, *_summary(own)]))
+    parts.append(_row(["all", *_summary(rows)]) + "\n")
+    parts += ["## By family\n", _row(_COLUMNS), _row(["---"] * len(_COLUMNS))]
+    parts += [_row(_cells(row)) for row in rows]
+    return "\n".join(parts) + "\n"
+
+
+_INTRODUCTION = """# Coverage
+
+What becomes of models that nobody here wrote: one of each family of five zoos, with random weights,
+in training mode as its zoo builds it, given to `sk.convert(model, example)` and nothing else.
+`benchmarks/coverage.py` runs each in a process of its own and writes this page;
+[What cannot be converted](limits.md) explains the reasons.
+
+- *default call*: converted with nothing but the example. A network that is too shallow for the
+  default target is *read*, and converted at the nearest target within reach.
+- *nothing measured*: every node of its graph is derived or approximate. *Notes* counts what the
+  theory only approximates, such as a maximum over places.
+- *own class*: the result is an instance of the model's own class, not a graph.
+- CPU seconds are those of the conversion, on a core that other processes share; they include about
+  a second in which PyTorch's exporter is imported.
+- *AnyInit* is `anyinit.initialize(model, input_spec=example)` in the same process. It scales
+  weights and leaves the network as it is, so that it has nothing to refuse; it sets no kernel.
+"""
+_COLUMNS = ["zoo", "family", "result", "notes", "measured", "checked", "CPU s", "AnyInit", "reason"]
+
+
+def _summary(rows: Sequence[Row]) -> list[str]:
+    converted = [row for row in rows if row.converted]
+    seconds = [row.seconds for row in converted] or [0.0]
+    beside = [row for row in rows if row.anyinit is not None]
+    took = [row.anyinit_seconds for row in beside if row.anyinit] or [0.0]
+    return [
+        str(len(rows)),
+        str(sum(row.read for row in rows)),
+        str(sum(row.default for row in rows)),
+        str(len(converted)),
+        str(sum(not row.measured for row in converted)),
+        str(sum("still" in row.form for row in converted)),
+        f"{median(seconds):.1f}",
+        f"{max(seconds):.1f}",
+        f"{sum(bool(row.anyinit) for row in beside)} of {len(beside)}",
+        f"{median(took):.1f}",
+    ]
+
+
+def _cells(row: Row) -> list[str]:
+    outcome = "refused"
+    if row.read:
+        outcome = "converted" if row.default else "nearest target" if row.converted else "read"
+    mark = {True: "yes", False: "no", None: "–"}
+    beside = f"{row.anyinit_seconds:.1f} s" if row.anyinit else mark[row.anyinit]
+    reason = row.reason.replace("|", "/")
+    short = reason if len(reason) <= 120 else reason[:119] + "…"
+    return [row.zoo, row.family, outcome, str(row.approximate), str(row.measured),
+            mark[row.checked], f"{row.seconds:.1f}", beside, short]  # fmt: skip
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _version(package: str) -> str:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return ""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--zoo", action="append", choices=ZOOS)
@@ -365,6 +446,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-anyinit", action="store_true")
+    parser.add_argument("--page", action="store_true", help="write docs/coverage.md")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     flags = [f for f in ("--no-check", "--no-anyinit") if getattr(options, f[2:].replace("-", "_"))]
@@ -375,6 +457,9 @@ def main() -> None:
         logging.disable(logging.ERROR)
         row = run(*options.one, check=not options.no_check, beside=not options.no_anyinit)
         print(json.dumps(asdict(row)), flush=True)
+        return
+    if options.page:
+        (HERE.parent / "docs" / "coverage.md").write_text(page(list(rows_of(options.results))))
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("KERAS_BACKEND", "torch")
