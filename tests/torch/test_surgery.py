@@ -204,3 +204,53 @@ def test_two_records_differ_if_one_weight_or_number_does() -> None:
     assert not same_function(first, replay(nn.Sequential(a, nn.LeakyReLU(0.0), b), x))
     leaky = [nn.Sequential(a, nn.LeakyReLU(slope), b) for slope in (0.1, 0.2)]
     assert not same_function(*(replay(model, x) for model in leaky))
+
+
+class Same(nn.Conv2d):
+    """A convolution that pads as TensorFlow does, by amounts that depend on the size."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        rows, columns = (max((size - 1) + 2 - size, 0) for size in input.shape[-2:])
+        return super().forward(F.pad(input, (0, columns, 0, rows)))
+
+
+class Splits(nn.Module):
+    """A block whose sum changes; what reads sizes is inside a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.last = Same(2, 2, 2), Same(2, 2, 2), Same(4, 4, 2)
+        self.act = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = torch.split(x, (2, 2), dim=1)
+        both = torch.cat([self.left(left), self.right(right)], dim=1)
+        return self.act(x + self.last(both))
+
+
+class Views(nn.Module):
+    """A block whose sum changes, and that is given a size that it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(64, 64), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(x + self.layer(x.reshape(x.shape[0], -1)).view(x.shape))
+
+
+def test_blocks_that_need_no_sizes_are_exported_once_and_take_any(monkeypatch) -> None:
+    calls = []
+    export = torch.export.export
+    monkeypatch.setattr(torch.export, "export", lambda *a, **k: calls.append(k) or export(*a, **k))
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), Splits(), nn.Conv2d(4, 4, 1), nn.ReLU())
+    model = convert(net, IMAGE, EOC())
+    assert report_of(model) == "The model is still a Sequential; written out as graphs: 2."
+    assert len(calls) == 1
+    assert model(torch.randn(3, 3, 5, 6)).shape == (3, 4, 5, 6)
+
+
+def test_a_block_that_is_given_the_size_of_the_example_stays_open() -> None:
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), Views(), nn.Linear(64, 2))
+    model = convert(net, torch.randn(2, 64), EOC())
+    assert model(torch.randn(5, 64)).shape == (5, 2)

@@ -239,7 +239,8 @@ def shape(
     flags: dict[str, Any] = {"strict": strict, "slopes": recipe.trainable_slope}
     written = _write(model, example, solve, function, **flags)
     if (own := _in_own_class(written, example)) is None:
-        if not sizes_are_open(written.model, written.reading.program):
+        calls = written.reading.program.graph.nodes
+        if not sizes_are_open(written.model, written.reading.axes, calls):
             written = _write(model, example, solve, function, **flags, dynamic=True)
         own = written.flat.module, _replay(written.flat.module, example), _WRITTEN_OUT
     converted, record, form = own
@@ -317,14 +318,16 @@ def _in_own_class(
     written: _Written, example: Example
 ) -> tuple[nn.Module, Replayed | None, str] | None:
     """The model with modules replaced, if that computes what was written, and a line about it."""
-    graphs = operate(written.model, written.flat, written.reading.inputs, written.known)
-    if graphs is None or not sizes_are_open(written.model, written.reading.program, graphs):
+    model, axes = written.model, written.reading.axes
+    replaced = operate(model, written.flat, written.reading.inputs, written.known)
+    if replaced is None or not sizes_are_open(model, axes, replaced.functions):
         return None
-    model = written.model.train(written.flat.module.training)
+    model.train(written.flat.module.training)
     record, wanted = _replay(model, example), _replay(written.flat.module, example)
     if record is None or wanted is None or not same_function(record, wanted):
         return None
     form = f"The model is still a {type(model).__name__}"
+    graphs = replaced.graphs
     form += f"; written out as graphs: {name_range(graphs)}." if graphs else "."
     return model, record, form
 

@@ -54,6 +54,8 @@ WITHOUT_SIZES = {
     "clone", "detach", "to", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_avg_pool1d",
     "adaptive_avg_pool2d", "adaptive_avg_pool3d", "chunk", "getitem",
 }  # fmt: skip
+# What takes a part of an axis, and the place of the argument that says which one.
+CUTS = {"split": 2, "split_with_sizes": 2, "slice": 1, "select": 1, "narrow": 1}
 # What has no maps: of what kind it is, and what can be done.
 _APART = "convert the modules around it, by parts=[...]"
 UNKNOWN = ("", f"Leave it out of the traced module, or {_APART}.")

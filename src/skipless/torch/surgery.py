@@ -100,16 +100,24 @@ class _Call:
         yield self
 
 
+@dataclass(frozen=True)
+class Replaced:
+    """The paths of modules that became graphs, and the recorded functions written into these."""
+
+    graphs: list[str] = field(default_factory=list[str])
+    functions: list[fx.Node] = field(default_factory=list[fx.Node])
+
+
 def operate(
     model: nn.Module,
     flat: Flat,
     inputs: Mapping[fx.Node, Mapping[fx.Node, fx.Node]],
     known: Mapping[str, Signature],
-) -> list[str] | None:
+) -> Replaced | None:
     """Replace modules of `model`, so that it computes what `flat` does.
 
-    Returns the paths of those that became graphs, or None, and leaves the model as it is, if its
-    own `forward` would have to change. `inputs` says which tensor each argument was at the time.
+    Returns None, and leaves the model as it is, if its own `forward` would have to change. `inputs`
+    says which tensor each argument was at the time.
     """
     surgeon = _Surgeon(model, flat, inputs, known)
     return surgeon.replace() if surgeon.plan() else None
@@ -281,20 +289,20 @@ class _Surgeon:
 
     # Replacing.
 
-    def replace(self) -> list[str]:
-        """Puts modules into the model's tree, and returns the paths of graphs."""
+    def replace(self) -> Replaced:
+        """Puts modules into the model's tree."""
         self.modules = dict(self.model.named_modules(remove_duplicate=False))
         self.places = dict[int, list[tuple[nn.Module, str]]]()
         for parent in self.model.modules():
             for name, child in parent._modules.items():
                 self.places.setdefault(id(child), []).append((parent, name))
-        written: list[str] = []
-        self._replace(self.root, written)
-        return written
+        self.done = Replaced()
+        self._replace(self.root)
+        return self.done
 
-    def _replace(self, call: _Call, written: list[str]) -> None:
+    def _replace(self, call: _Call) -> None:
         for child in call.children.values():
-            self._replace(child, written)
+            self._replace(child)
         match call.form:
             case "identity":
                 self._put(call.path, nn.Identity())
@@ -302,7 +310,8 @@ class _Surgeon:
                 self._put(call.path, self._part(call.leaf))
             case "written":
                 self._put(call.path, self._graph(call))
-                written[:] = [p for p in written if not p.startswith(f"{call.path}.")] + [call.path]
+                inner = [p for p in self.done.graphs if p.startswith(f"{call.path}.")]
+                self.done.graphs[:] = [p for p in self.done.graphs if p not in inner] + [call.path]
             case _:
                 pass
 
@@ -370,6 +379,8 @@ class _BlockWriter:
 
     def _copy(self, node: fx.Node) -> None:
         new = self.graph.node_copy(node, self._use)
+        if node.op == "call_function" and node in self.surgeon.flat.copies:
+            self.surgeon.done.functions.append(self.surgeon.flat.homes[node])
         if node.op == "call_module":
             new.target = self._name(str(node.target), self.surgeon._part(node))
         self.env[node] = new

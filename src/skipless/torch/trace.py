@@ -405,26 +405,23 @@ def _export_with_open_sizes(model: nn.Module, example: Example) -> ExportedProgr
 
 
 def sizes_are_open(
-    model: nn.Module, program: ExportedProgram, inside: Sequence[str] = ("",)
+    model: nn.Module, axes: Mapping[fx.Node, core.Axes], calls: Iterable[fx.Node]
 ) -> bool:
-    """Whether no recorded operation was given a size of the example, as `view(2, -1)` is.
-
-    Those count that belong to the modules at the paths `inside`, by default all.
-    """
+    """Whether none of the recorded `calls` was given a size of the example, as `view(2, -1)` is."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    calls = [
-        node
-        for node in program.graph.nodes
-        if node.op == "call_function"
-        and any(f"{called_module(node)[0]}.".startswith(path and f"{path}.") for path in inside)
-    ]
 
     def is_open(node: fx.Node) -> bool:
-        module = modules.get(called_module(node)[0])
+        name, module = plain_operation(node), modules.get(called_module(node)[0])
         stock = type(module).__module__.startswith("torch.nn.modules")
-        return stock and not isinstance(module, ops.WITH_SIZES)
+        if name in ops.WITHOUT_SIZES or (stock and not isinstance(module, ops.WITH_SIZES)):
+            return True
+        source = node.args[0] if node.args else None
+        if name not in ops.CUTS or not isinstance(source, fx.Node) or source not in axes:
+            return False
+        axis = ops.argument(node, ops.CUTS[name], "dim", 0)  # of channels, that the layers fix
+        return axis % len(sizes(source)) in axes[source].channels
 
-    return all(plain_operation(node) in ops.WITHOUT_SIZES or is_open(node) for node in calls)
+    return all(is_open(node) for node in calls if node.op == "call_function")
 
 
 def _export(model: nn.Module, example: Example, sizes: Example | None = None) -> ExportedProgram:
