@@ -238,7 +238,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """What was tried for a experiment, and the outcomes of its final runs by their seed."""
+    """What was tried for an experiment, and the outcomes of its final runs by their seed."""
 
     tried: tuple[Tried, ...]
     chosen: Mapping[str, Json] | None  # None while it is tuned
@@ -388,7 +388,7 @@ def _tried(tuning: Job) -> tuple[Tried, ...]:
 
 
 def _choose(experiment: Experiment, tuning: Job | None) -> Mapping[str, Json]:
-    """The best setting of a experiment that has been tuned."""
+    """The best setting of an experiment that has been tuned."""
     tried = experiment.known if tuning is None else _tried(tuning)
     return best_setting(tried) if tried else experiment.sweep.first
 
