@@ -1,4 +1,4 @@
-"""Converted networks have the kernel that the theory predicts: measured at width 256."""
+"""Converted networks have the kernel that the theory predicts: measured at width 128."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ from skipless import DKS, TAT
 from skipless.core.solution import Method
 from skipless.torch import check, convert
 
-WIDTH = 256
+WIDTH = 128
 IMAGE, SMALL, SIGNAL = torch.zeros(2, 3, 8, 8), torch.zeros(2, 3, 4, 4), torch.zeros(2, 2, 32)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "mlp": (partial(models.mlp, WIDTH, depth=8), IMAGE),

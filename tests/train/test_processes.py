@@ -92,7 +92,7 @@ def test_a_run_killed_and_then_stopped_ends_as_one_left_alone(tmp_path: Path) ->
     assert last.endswith(f"Resume with: skipless train --resume --output {folder}")
     step = int(last.split("after step ")[1].split()[0])
     assert Checkpoints(folder).paths()[-1].name == f"step-{step:08d}"
-    finished(started(folder, *options, "--resume"))
+    assert main(["train", *SMALL, *options, "--resume", "--output", str(folder)]) == 0
     trained_here(tmp_path / "whole", *options)
     assert curve(folder) == curve(tmp_path / "whole")
 
@@ -111,19 +111,31 @@ def torchrun(folder: Path, *options: str) -> subprocess.Popen[str]:
     return running(command, environment)
 
 
+def two_ranks(folder: Path, *options: str) -> list[subprocess.Popen[str]]:
+    """What torchrun starts, without its own process, which would import torch, too."""
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [*TRAIN, *SMALL, *options, "--output", str(folder)]
+    environment = {k: v for k, v in ENVIRONMENT.items() if k != "PYTHONWARNINGS"} | world
+    return [running(command, environment | {"RANK": r, "LOCAL_RANK": r}) for r in ("0", "1")]
+
+
 def test_two_processes_that_were_stopped_have_the_losses_of_one(tmp_path: Path) -> None:
     options = ["--steps", "60", "--log-every", "1", *KFAC.split(), "--lr", "0.003"]
     options += ["--accumulate", "2", "--average", "0.9", "--checkpoint-every", "10"]
     folder = tmp_path / "two"
-    first = torchrun(folder, *options)
-    while first.poll() is None and lines(folder) < 5:
+    first = two_ranks(folder, *options)
+    while first[0].poll() is None and lines(folder) < 5:
         time.sleep(0.005)
-    first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=120)
+    for process in first:
+        process.send_signal(signal.SIGTERM)
+    for process in first:
+        process.communicate(timeout=120)
     assert lines(folder) < 60, "it ended before it could be stopped"
-    second = torchrun(folder, *options, "--resume")
+    second = two_ranks(folder, *options, "--resume")
     trained_here(tmp_path / "one", *options)
-    finished(second)
+    for process in second:
+        finished(process)
     one, two = Record.read(tmp_path / "one"), Record.read(folder)
     assert two.run["processes"] == 2
     for kind, name in (("train", "loss"), ("train", "accuracy"), ("average", "loss")):
