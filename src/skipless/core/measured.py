@@ -216,22 +216,22 @@ def measure_curve(
 
 def _sums(run: Callable[[Array], Array], x: Array, z: Array) -> tuple[Array, Array, Array, Array]:
     at_x = np.asarray(run(x), np.float64)
-    at_y = [np.asarray(run(c * x + math.sqrt(1.0 - c * c) * z), np.float64) for c in GRID]
+    at_y = np.stack([np.asarray(run(c * x + math.sqrt(1.0 - c * c) * z), np.float64) for c in GRID])
     longer = np.asarray(run(_LONGER * x), np.float64)
+    locations = at_x.shape[1]
+    places = min(_MOST_PLACES, locations)
+    starts = [place * locations // places for place in range(places)]
+    sizes = np.diff([*starts, locations])
     together = len(at_x) != len(x)
 
     def product(a: Array, b: Array) -> Array:
-        p_sl = np.mean(a * b, axis=2)
-        p_sl = np.mean(p_sl, axis=0, keepdims=True) if together else p_sl
-        groups = np.array_split(p_sl, min(_MOST_PLACES, p_sl.shape[1]), axis=1)
-        return np.stack([np.mean(group, axis=1) for group in groups], axis=1)
+        """Of shape (…, pairs, places), from arrays of shape (…, pairs, locations, channels)."""
+        means: Array = np.einsum("...c,...c->...", a, b) / a.shape[-1]
+        means = np.mean(means, axis=-2, keepdims=True) if together else means
+        return np.add.reduceat(means, starts, axis=-1) / sizes
 
-    return (
-        product(at_x, at_x),
-        np.stack([product(y, y) for y in at_y], axis=1),
-        np.stack([product(at_x, y) for y in at_y], axis=1),
-        product(longer, longer),
-    )
+    yy, xy = (np.moveaxis(product(a, at_y), 0, 1) for a in (at_y, at_x))
+    return product(at_x, at_x), yy, xy, product(longer, longer)
 
 
 def orthogonal_samples(

@@ -417,9 +417,9 @@ class _Reader(Generic[T]):
         return node
 
     def _part(self, tensor: T, source: T, maps: PartMap) -> int:
-        node = self._builder.measured(
-            self._at(source, tensor), maps, origin=self.record.origin(tensor)
-        )
+        # Whether it has weights is not known yet, so a product with what it reads is no gate.
+        where, before = self.record.origin(tensor), self._at(source, tensor)
+        node = self._builder.measured(before, maps, mixes=False, origin=where)
         self._set(tensor, "part", node, (source,))
         return node
 

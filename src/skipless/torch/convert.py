@@ -241,7 +241,8 @@ def shape(
     if (own := _in_own_class(written, example)) is None:
         calls = written.reading.program.graph.nodes
         if not sizes_are_open(written.model, written.reading.axes, calls):
-            written = _write(model, example, solve, function, **flags, dynamic=True)
+            found = written.reading.parts.found
+            written = _write(model, example, solve, function, **flags, measured=found, dynamic=True)
         own = written.flat.module, _replay(written.flat.module, example), _WRITTEN_OUT
     converted, record, form = own
     parts = written.reading.parts
@@ -296,11 +297,12 @@ def _write(
     *,
     strict: bool = False,
     slopes: Slopes | None = None,
+    measured: Known = (),
     dynamic: bool = False,
 ) -> _Written:
     copied = _deepcopy(with_weights(model, example))
     with signatures(copied) as known:
-        reading = read(copied, example, dynamic=dynamic, strict=strict)
+        reading = read(copied, example, dynamic=dynamic, strict=strict, known=measured)
     planned = solve(reading)
     shaper = _Shaper(planned, function, slopes, example.first.device)
     writer = _GraphWriter(copied, reading, shaper)

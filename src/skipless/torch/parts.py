@@ -25,7 +25,7 @@ from .operations import origin, plain_operation, sizes
 
 _MOST_PAIRS, _FEWEST_PAIRS = 32, 8  # of inputs
 _RUNS = 12  # for each pair
-_NUMBERS = 1.5e8  # that all runs of a part compute, at most, unless it takes more for few pairs
+_NUMBERS = 8e7  # that all runs of a part compute, at most, unless it takes more for few pairs
 _EVALUATION = {"train": False, "training": False, "dropout_p": 0.0, "dropout": 0.0}
 
 Known = Sequence[tuple[PartMap, bool]]
@@ -60,18 +60,18 @@ class Parts:
     def __call__(self, part: Measurable[fx.Node]) -> tuple[PartMap, bool]:
         """The maps of a part, and whether it has weights."""
         place = len(self.found)
-        if place < len(self._known):
-            self.found.append(self._known[place])
-            return self._known[place]
+        known = self._known[place] if place < len(self._known) else None
         if not self._measures:
-            raise UnsupportedModelError(part.part.reason)
+            if known is None:
+                raise UnsupportedModelError(part.part.reason)
+            self.found.append(known)
+            return known
         runner = _Runner(self, part)
         self.inside.update(part.part.inside)
         parameters = {n for n in runner.reads if isinstance(self._state.get(n), nn.Parameter)}
         self.parameters |= parameters
-        self.found.append(
-            (_measure(runner, part), any(self._state[name].dim() > 1 for name in parameters))
-        )
+        mixes = any(self._state[name].dim() > 1 for name in parameters)
+        self.found.append(known or (_measure(runner, part), mixes))
         return self.found[-1]
 
     def begin(self) -> None:
