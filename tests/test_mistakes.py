@@ -40,7 +40,6 @@ BATCH = torch.zeros(2, 3)
         (lambda g: sk.convert(nn.Linear(3, 3), BATCH, "tat"), "must be TAT.* got 'tat' .for"),
         (lambda g: sk.convert(nn.Linear(3, 3)), "NoneType.* Pass a batch of inputs, such as"),
         (lambda g: sk.convert(nn.Linear(3, 3), (2, 3)), "tuple.* Pass a batch of inputs"),
-        (lambda g: sk.convert(nn.Linear(3, 3), [BATCH, BATCH]), "list.*pass the inputs alone"),
         (lambda g: sk.torch.convert(BATCH, nn.Linear(3, 3)), r"got \(Tensor, .* the model first"),
         (lambda g: solve(g, TAT(), None), "must be a name such as 'tanh', .* got None"),
         (lambda g: solve(g, TAT(), np.tanh), "must be a name such as 'tanh'"),
