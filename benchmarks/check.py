@@ -43,9 +43,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import skipless as sk
+from skipless.core.bands import Distribution
 from skipless.core.solution import Method
 from skipless.torch import ShapedActivation
-from skipless.torch.init import Distribution
 
 SEEDS = 5
 Network = tuple[Callable[[], nn.Module], Tensor, Method, str]

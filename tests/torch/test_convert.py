@@ -472,7 +472,8 @@ def test_weights_that_are_computed_become_plain_ones() -> None:
     converted = convert(nn.Sequential(layer, nn.ReLU()), torch.zeros(2, 32), TAT(eta=0.1))
     assert check(converted, torch.zeros(2, 32), seeds=3).agrees
     twice = nn.Linear(4, 4)
-    twice.forward = lambda x: nn.functional.linear(x, torch.cat([twice.weight[:2]] * 2))
+    halves = lambda x: nn.functional.linear(x, torch.cat([twice.weight[:2]] * 2))
+    twice.forward = halves  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UnsupportedModelError, match="Remove weight normalisation"):
         convert(nn.Sequential(twice, nn.ReLU()), torch.zeros(2, 4), TAT(eta=0.1))
 

@@ -24,8 +24,8 @@ from .results import Results, Series, Value
 from .scales import ScaleName
 
 if TYPE_CHECKING:
+    from skipless.core.bands import Distribution
     from skipless.core.measure import Check
-    from skipless.torch.init import Distribution
 
 METHODS: dict[str, tuple[Method, str]] = {
     "EOC (smooth)": (EOC(sigma_b=0.2), "tanh"),
