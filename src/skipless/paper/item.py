@@ -83,21 +83,25 @@ class PlannedCell:
         """How many runs it is, tuning included."""
         return self.experiment.sweep.trials + len(self.experiment.seeds)
 
-    @property
-    def hours(self) -> float:
-        """About how long all its runs take on one processor of the scale, one after the other."""
+    def hours(self, *, tuned: bool = True) -> float:
+        """About how long all its runs take on one processor of the scale, one after the other.
+
+        Without tuning, if that is known already.
+        """
         given = self.experiment.final
         layers = int("".join(c for c in given.model if c.isdigit()) or 1)
-        usual = self.scale.width * (2 if given.model.startswith("wide") else 1)
-        wide = 1.0 if given.model.startswith("mlp") else (given.width or 1.0) / usual
+        wide = 1.0
+        if not given.model.startswith("mlp"):
+            usual = 2.0 if given.model.startswith("wide") else 1.0
+            wide = (given.width or usual) / (usual * self.scale.width)
         sized = (given.image_size or 1) / (_number(self.scale.options.get("image_size")) or 1)
         images = given.train_size or _IMAGES[given.data.partition(":")[0]]
-        images = (given.steps or 10**9) * given.batch_size if given.steps else images * given.epochs
-        cost = _COSTS.get(given.optimizer, 1.0) * wide**2 * sized**2
-        seconds = self.scale.seconds * images * layers * cost
-        return (
-            seconds * (self.experiment.sweep.trials * _HALVED + len(self.experiment.seeds)) / 3600
-        )
+        steps = given.steps or given.epochs * images / given.batch_size
+        each = self.scale.seconds * wide**2 * sized**2 * given.batch_size
+        seconds = layers * steps * max(each, self.scale.seconds_of_step)
+        seconds *= _COSTS.get(given.optimizer, 1.0)
+        trials = self.experiment.sweep.trials * _HALVED if tuned else 0.0
+        return seconds * (trials + len(self.experiment.seeds)) / 3600
 
 
 # Training images of whole data sets.
@@ -188,7 +192,7 @@ class Item:
     def cost(self, name: ScaleName) -> tuple[int, float]:
         """How many runs the item has at a scale, and about how many hours they take."""
         planned = self.plan(name)
-        return sum(own.runs for own in planned), sum(own.hours for own in planned)
+        return sum(own.runs for own in planned), sum(own.hours() for own in planned)
 
 
 def accuracy_by_column(

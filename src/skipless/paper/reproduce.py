@@ -169,7 +169,7 @@ def _describe_cost(
     new = [own for own in planned if not experiments[own.name].known]
     tuned = sum(own.experiment.sweep.trials for own in new)
     runs = sum(len(own.experiment.seeds) for own in planned)
-    hours = sum(own.hours for own in planned)
+    hours = sum(own.hours(tuned=own in new) for own in planned)
     scale = planned[0].scale
     workers = count_workers(place.workers)
     settings = f"{tuned} settings tried, then " if tuned else ""
@@ -371,8 +371,9 @@ def _facts(item: Item, results: Results) -> dict[str, str]:
         diverged = sum(trial.outcome.diverged for trial in results.trials)
         facts["Runs"] = f"{len(results.trials)} with chosen settings, of which {diverged} diverged"
         facts["Tuning"] = f"{len(results.tried)} settings, on held-out training images"
-    if left := number(origin, "left"):
-        facts["Left"] = f"{left:.0f} runs: this item is not complete"
+        facts["Each cell"] = _describe_cells(results)
+    if isinstance(left := origin.get("left"), int) and left > 0:
+        facts["Left"] = f"{left} runs: this item is not complete"
     facts["Started"] = str(origin.get("started"))
     seconds = number(origin, "seconds")
     duration = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
@@ -389,6 +390,19 @@ def _facts(item: Item, results: Results) -> dict[str, str]:
     words = (f"{flag(name)} {shlex.quote(str(value))}" for name, value in options.items())
     facts["Rerun"] = " ".join([f"skipless reproduce {item.name}", *words])
     return facts
+
+
+def _describe_cells(results: Results) -> str:
+    """How many settings, seeds and epochs the cells have."""
+    tried = Counter((own.row, own.column) for own in results.tried)
+    seeds = Counter((own.row, own.column) for own in results.trials)
+    lengths = {round(e[-1]) for t in results.trials if (e := t.outcome.validation.epochs)}
+    counts = {"settings": tried.values(), "seeds": seeds.values(), "epochs": lengths}
+    return ", ".join(
+        f"{' or '.join(map(str, sorted(set(found))))} {name}"
+        for name, found in counts.items()
+        if found
+    )
 
 
 def _list_in(origin: Mapping[str, Json], name: str) -> list[Json]:

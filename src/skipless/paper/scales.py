@@ -52,6 +52,7 @@ class Scale:
     models: Mapping[str, str] = field(default_factory=dict)
     keep: Callable[[str, str], bool] = lambda row, column: True
     seconds: float = 0.0  # of an image in a layer, forward and backward, with SGD
+    seconds_of_step: float = 0.0  # in a layer, however small the batch
     processor: str = "CPU"
 
     def configuration(
@@ -140,6 +141,7 @@ FULL = Scale(
     zetas=(1.5, 10.0, 100.0),
     # A ResNet-50 takes about 1,200 images of 224 x 224 a second on an A100.
     seconds=1 / (1200 * 50),
+    seconds_of_step=1e-4,
     processor="GPU (A100)",
 )
 
@@ -192,6 +194,7 @@ CPU = Scale(
     etas=(0.9, 0.8),
     zetas=(1.5, 10.0),
     seconds=6e-6,
+    seconds_of_step=6e-4,
 )
 
 _TINY_RATE = {"lr": 0.001}
@@ -225,7 +228,9 @@ SMOKE = Scale(
 
 # Of some items: their figures show accuracy by epoch.
 CPU_OFTEN = replace(CPU, options={**CPU.options, "evaluate_every": 1})
-FULL_CIFAR = replace(FULL, options={"data": "cifar10"}, held_out=5000)
+FULL_CIFAR = replace(
+    FULL, options={"data": "cifar10"}, held_out=5000, seconds=FULL.seconds * (32 / 224) ** 2
+)
 
 SCALES: Mapping[ScaleName, Scale] = {scale.name: scale for scale in (SMOKE, CPU, FULL)}
 

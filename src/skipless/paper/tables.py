@@ -450,7 +450,7 @@ def table11() -> Item:
         label="table:init",
         introduction="Orthogonal weights at each kernel's centre, or Gaussian weights everywhere.",
         claims={
-            f"{column}: the initialisations differ by no more than in the paper": within(
+            f"{column}: the initialisations differ by at most {LARGEST} points": within(
                 f"{{d}}, {{o}}, Orth Delta | {column}",
                 f"{{d}}, {{o}}, Gaussian | {column}",
                 LARGEST,
