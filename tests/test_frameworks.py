@@ -191,14 +191,15 @@ def test_the_same_arguments_give_the_same_solution_and_the_same_report() -> None
 @pytest.mark.parametrize("verb", ["trace", "convert", "check", "measure", "initialize_"])
 def test_the_verbs_have_the_same_arguments_in_the_same_order(verb: str) -> None:
     native = {"generator": "seed", "rngs": "seed"}  # the source of randomness
+    native |= {"fn": "model", "args": "example"}  # of JAX, where a model is a function
     # PyTorch alone measures parts, converts some of them, and trains slopes.
-    of_torch = {"strict", "parts", "keep", "trainable_slope"}
+    of_one = {"strict", "parts", "keep", "trainable_slope", "argnum"}
     rooms = [sk.torch, sk.keras, *([sk.jax] if verb == "convert" else [])]
     names = [
         [
             native.get(name, name)
             for name in inspect.signature(getattr(room, verb)).parameters
-            if name not in of_torch
+            if name not in of_one
         ]
         for room in rooms
     ]

@@ -104,7 +104,7 @@ except ImportError as error:
     ("room", "hidden", "extra"),
     [
         ("skipless.jax", "jax", "jax"),
-        ("skipless.jax.convert", "flax", "jax"),
+        ("skipless.jax.modules", "flax", "jax"),
         ("skipless.keras", "keras", "keras"),
         ("skipless.torch", "torch", "torch"),
     ],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 from skipless.core.graph import Graph
 from skipless.core.measure import Check, Measurement
 from skipless.core.record import ONE_INPUT, SEVERAL
-from skipless.core.solution import TAT, Method, Solution
+from skipless.core.solution import Method, Solution
 
 if TYPE_CHECKING:
     import keras
@@ -49,12 +49,11 @@ def convert(
     model: torch.nn.Module, example: torch.Tensor, method: Method = ..., **options: Any
 ) -> ConvertedModel: ...
 @overload
-def convert(model: Any, example: object, method: Method = ..., **options: Any) -> Any: ...
+def convert(model: Any, *example: object, method: Method = ..., **options: Any) -> Any: ...
 def convert(
     model: Any,
-    example: object = None,
-    method: Method = TAT(),  # noqa: B008 - frozen, so that sharing it is safe
-    *,
+    *example: Any,
+    method: Method | None = None,
     activation: str | Activation = "leaky_relu",
     shortcut_weight: float | None = None,
     clamp: bool = False,
@@ -67,9 +66,12 @@ def convert(
     `skipless.jax.convert`.
 
     Args:
-        model: A PyTorch module, a Keras model or a Flax NNX module, which is left as it is.
-        example: An input of the model. Keras models that know their input shape need none.
-        method: `TAT`, `DKS` or `EOC`, with its targets.
+        model: A PyTorch module, a Keras model, or any JAX function or Flax NNX module, which is
+            left as it is.
+        example: An input of the model; for a JAX function, all of its arguments. Keras models that
+            know their input shape need none.
+        method: `TAT`, `DKS` or `EOC`, with its targets; by default `TAT()`. It may stand after the
+            example, too.
         activation: The activation to shape, by name or as an `Activation`.
         shortcut_weight: Residual sums become $w\,x + \sqrt{1-w^2}\,\mathcal R(x)$; 0 removes
             shortcuts, None keeps the proportions of every sum.
@@ -77,8 +79,11 @@ def convert(
         native: Arguments that one framework alone has: `generator` and `trainable_slope` in
             PyTorch, `rngs` in Flax, `seed` in Keras, and `function`.
     """
-    options = {"activation": activation, "shortcut_weight": shortcut_weight, "clamp": clamp}
-    return _room(model, (example,)).convert(model, example, method, **options, **native)
+    native |= {"activation": activation, "shortcut_weight": shortcut_weight, "clamp": clamp}
+    if method is not None:
+        native["method"] = method
+    inputs = example[:1] if method is None and len(example) == 2 else example
+    return _room(model, inputs).convert(model, *example, **native)
 
 
 def check(

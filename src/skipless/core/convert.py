@@ -344,11 +344,15 @@ class _Process(Generic[T, V]):
 
     def _write(self, tensor: T) -> V:
         match self.steps.get(tensor):
-            case Step(kind="norm" | "scale") as step:
-                norm = step.kind == "norm"
-                what = "normalisation" if norm else f"factor {step.scale:.4g}"
-                self._changed(f"{what} removed", tensor)
+            case Step(kind="norm") as step:
+                self._changed("normalisation removed", tensor)
                 return self._use(step.inputs[0])
+            case Step(kind="scale") as step:
+                if not math.isclose(step.scale, 1.0):  # as of a sum divided by its count
+                    self._changed(f"factor {step.scale:.4g} removed", tensor)
+                return self._use(step.inputs[0])
+            case Step(kind="move"):
+                return self._move(tensor, self._use)
             case Step(kind="activation") as step:
                 return self._activate(tensor, step)
             case Step(kind="sum") as step:
@@ -364,6 +368,13 @@ class _Process(Generic[T, V]):
                 return self.writer.copy(tensor, self._use)
             case _:
                 return self.writer.copy(tensor, self._use)
+
+    def _move(self, tensor: T, use: Callable[[T], V]) -> V:
+        """A move of numbers; of a sum over places, the mean."""
+        step, value = self.steps[tensor], self.writer.copy(tensor, use)
+        source = self.steps[step.inputs[0]]
+        factor = step.scale / (source.scale if source.kind == "move" else 1.0)
+        return value if factor == 1.0 else self.writer.add(tensor, [(1.0 / factor, value)])
 
     def _use(self, tensor: T) -> V:
         """What stands for a recorded tensor in the new model; of a factor, the sign is left."""
@@ -428,7 +439,7 @@ class _Process(Generic[T, V]):
         value = self._written[term.source] if term.bare else self._use(term.source)
         for move in term.moves:
             before, now = self.steps[move].inputs[0], value
-            value = self.writer.copy(move, lambda t: now if t == before else self._use(t))  # noqa: B023
+            value = self._move(move, lambda t: now if t == before else self._use(t))  # noqa: B023
         return value
 
 

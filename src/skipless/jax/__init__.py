@@ -17,23 +17,25 @@ from skipless.core.measure import Check, Measurement
 from skipless.core.trace import UnsupportedModelError
 
 from .activations import Shaped, function, shaped
+from .convert import ConversionReport, ConvertedFunction, convert
 from .init import delta, gaussian_fan_in, initialize, scaled_uniform_orthogonal, transposed_delta
 from .measure import check, measure, pair_inputs
 from .normalize import normalize_per_location, normalize_per_sample
 from .trace import trace
 
 if TYPE_CHECKING:
-    from .convert import Constant, ConversionReport, Identity, ShapedActivation, TReLU, convert
+    from .modules import Constant, Identity, ShapedActivation, TReLU
 
 __all__ = [
-    "Check", "Constant", "ConversionReport", "Identity", "Measurement", "Shaped",
-    "ShapedActivation", "TReLU", "UnsupportedModelError", "check", "convert", "delta", "function",
-    "gaussian_fan_in", "initialize", "measure", "normalize_per_location", "normalize_per_sample",
-    "pair_inputs", "scaled_uniform_orthogonal", "shaped", "trace", "transposed_delta",
+    "Check", "Constant", "ConversionReport", "ConvertedFunction", "Identity", "Measurement",
+    "Shaped", "ShapedActivation", "TReLU", "UnsupportedModelError", "check", "convert", "delta",
+    "function", "gaussian_fan_in", "initialize", "measure", "normalize_per_location",
+    "normalize_per_sample", "pair_inputs", "scaled_uniform_orthogonal", "shaped", "trace",
+    "transposed_delta",
 ]  # fmt: skip
 
 # Imported on first use, and Flax only then.
-_OF_FLAX = ("Constant", "ConversionReport", "Identity", "ShapedActivation", "TReLU", "convert")
+_OF_FLAX = ("Constant", "Identity", "ShapedActivation", "TReLU")
 _find_renamed = renamed_names(
     __name__,
     {
@@ -64,6 +66,6 @@ if not TYPE_CHECKING:  # or a type checker would accept any name
     def __getattr__(name):
         if name not in _OF_FLAX:
             return _find_renamed(name)
-        found = getattr(import_module("skipless.jax.convert"), name)
+        found = getattr(import_module("skipless.jax.modules"), name)
         globals()[name] = found
         return found

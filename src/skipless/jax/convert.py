@@ -1,447 +1,393 @@
-"""A Flax NNX model shaped in one line: convert(model, example, method) -> model.
+"""A JAX function shaped in one line: convert(fn, *args) -> a function of the same arguments.
 
-Activations that modules hold, as attributes or in lists, tuples and dictionaries, are found by
-trying them out, and replaced. What `__call__` writes out cannot be replaced; it is refused.
+Like `jax.vmap`, it transforms the function, whatever library it is written with: for each shape of
+its arguments, the function is recorded, and its record is written again, shaped. That runs in its
+place. The weights are the user's own. A Flax NNX module comes back as a module (`modules`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-try:
-    from flax import nnx
-except ModuleNotFoundError as error:
-    from skipless._install import not_installed
-
-    raise ImportError(not_installed("skipless.jax.convert", error.name, "jax")) from error
-from jax import Array
-from jax.nn.initializers import Initializer
-from jax.typing import ArrayLike
-
-from skipless.core import activations as core
 from skipless.core.activations import Activation
-from skipless.core.arguments import number, require_function
-from skipless.core.convert import Change, ConversionReport
-from skipless.core.graph import Graph, Nonlinearity, Sum, inputs_of
-from skipless.core.rescale import combine, normalise_sums, to_residual_form
-from skipless.core.solution import TAT, Method, Solution
-from skipless.core.solve import solve
+from skipless.core.arguments import require_function
+from skipless.core.convert import ConversionReport, Writer, plan, write
+from skipless.core.solution import DKS, EOC, TAT, Method
 
-from .activations import Function, Phi, Shaped, function, in_arrays, in_float32, shaped
-from .init import delta, scaled_uniform_orthogonal, transposed_delta
-from .trace import Reading, UnsupportedModelError, read_exactly
+from .activations import Function, Shaped, shaped
+from .operations import AFFINE, LAYOUTS, weight_of
+from .record import FlatProgram, Location, Operation, Region, Tensor, ancestors
+from .trace import Call, Form, Reading, read_program, record_call
 
+if TYPE_CHECKING:
+    from flax import nnx
 
-class Constant(nnx.Variable[Array]):
-    """A number that `solve` found: in the model's state, but not trained."""
+    Model = TypeVar("Model", bound=nnx.Module)
 
+R = TypeVar("R")
 
-class ShapedActivation(nnx.Module):
-    r"""φ̂, an activation between two affine maps, with its constants in the model's state.
+_KEPT = 32  # programs of one function, for as many shapes
+_FORM = "A function: sk.jax.initialize(converted, *args, key=key) draws its weights."
 
-    $$\hat\varphi(x) = s_o \left(\varphi(s_i\, x + b_i) + b_o\right)$$
 
-    φ is a name, an `Activation`, or a function of arrays. The constants are `Constant`s: saved,
-    restored, split and merged with the model, but no `nnx.Param`s.
-
-    >>> half = ShapedActivation("tanh", 0.5, 0.0, 0.5, 1.0)
-    >>> bool(jnp.allclose(half(0.3), function("sigmoid")(0.3)))
-    True
-    >>> sorted(nnx.to_pure_dict(nnx.state(half, Constant)))
-    ['input_scale', 'input_shift', 'output_scale', 'output_shift']
-    """
-
-    def __init__(
-        self,
-        phi: str | core.Activation | Function,
-        input_scale: float = 1.0,
-        input_shift: float = 0.0,
-        output_scale: float = 1.0,
-        output_shift: float = 0.0,
-    ) -> None:
-        f = function(phi) if isinstance(phi, str | core.Activation) else phi
-        numbers = Shaped(f, input_scale, input_shift, output_scale, output_shift).constants
-        slope = _slope(f)
-        self._hold(f, numbers if slope is None else {"negative_slope": slope} | numbers)
-
-    @staticmethod
-    def from_solution(solution: Solution, function: Function | None = None) -> ShapedActivation:
-        """The φ̂ of `solution`: a `TReLU` if it has only a slope and an output scale.
-
-        `function` is φ in JAX arrays, needed if φ is an `Activation` of your own.
-
-        >>> from skipless import Graph, solve
-        >>> type(ShapedActivation.from_solution(solve(Graph.chain(50)))).__name__
-        'TReLU'
-        """
-        phi = shaped(solution, function)
-        moved = phi.constants | {"output_scale": 1.0} != Shaped(phi.function).constants
-        if moved or (slope := _slope(phi.function)) is None:
-            return ShapedActivation(phi.function, **phi.constants)
-        return TReLU(slope, phi.output_scale)
-
-    @property
-    def constants(self) -> dict[str, float]:
-        """The numbers that define φ̂, by the names of their variables."""
-        held = {name: value for name, value in vars(self).items() if isinstance(value, Constant)}
-        return {name: float(value[...]) for name, value in held.items()}
-
-    def __call__(self, x: ArrayLike) -> Array:
-        array = jnp.asarray(x)
-        floating = jnp.issubdtype(array.dtype, jnp.floating)
-        return in_float32(self._apply, array if floating else array.astype(float))
-
-    def _apply(self, x: Array) -> Array:
-        x = self._function(x * self._number("input_scale", x) + self._number("input_shift", x))
-        return (x + self._number("output_shift", x)) * self._number("output_scale", x)
-
-    def _function(self, x: Array) -> Array:
-        if "negative_slope" in vars(self):  # which may have come with another state
-            return jnp.where(x > 0.0, x, self._number("negative_slope", x) * x)
-        return self.function(x)
-
-    def _number(self, name: str, x: Array) -> Array:
-        return getattr(self, name)[...].astype(x.dtype)
-
-    def _hold(self, function: Function, numbers: Mapping[str, float]) -> None:
-        self.function = function
-        for name, value in numbers.items():
-            setattr(self, name, Constant(jnp.asarray(value, float)))
-
-
-class TReLU(ShapedActivation):
-    r"""γ φ_α(x), the leaky ReLU of slope α below zero whose Q map is the identity (eq. 11).
-
-    $$\gamma\,(\max(x, 0) + \alpha \min(x, 0)), \qquad \gamma = \sqrt{2 / (1 + \alpha^2)}$$
-
-    >>> round(TReLU(negative_slope=0.0).constants["output_scale"], 5)  # ReLU needs γ² = 2
-    1.41421
-    """
-
-    def __init__(self, negative_slope: float, output_scale: float | None = None) -> None:
-        if output_scale is None:
-            output_scale = core.trelu_scale(negative_slope)
-        numbers = {
-            "negative_slope": number("negative_slope", negative_slope),
-            "output_scale": number("output_scale", output_scale),
-        }
-        core.require_constants("TReLU", numbers)
-        self._hold(in_arrays(core.leaky_relu(negative_slope)), numbers)
-
-    def _apply(self, x: Array) -> Array:
-        return self._function(x) * self._number("output_scale", x)
-
-
-def _slope(function: Function) -> float | None:
-    if isinstance(function, Phi) and function.name == "leaky_relu":
-        return function.parameter
-    return None
-
-
-_Normalisation = nnx.BatchNorm | nnx.LayerNorm | nnx.RMSNorm | nnx.GroupNorm | nnx.InstanceNorm
-# Evenly spaced, so that second differences show what bends; and the same with another second half.
-_PROBE = np.linspace(-4.0, 4.0, 18, dtype=np.float32)
-_OTHER = np.where(np.arange(18) < 9, _PROBE, np.float32(0.3))
-
-
-class Identity(nnx.Module):
-    """Replaces a normalisation layer: returns its input, whatever else it gets."""
-
-    def __call__(self, x: Array, *_: object, **__: object) -> Array:
-        return x
-
-
-class Placeholder(nnx.Module):
-    """Stands for an activation that a module holds, while functions are tried out."""
-
-    def __init__(self) -> None:
-        self.function: Function = jnp.tanh
-
-    def __call__(self, x: Array) -> Array:
-        return self.function(x)
-
-
-def is_activation(value: object) -> bool:
-    """Whether `value` is a function of one array that acts on each number, and is not affine."""
-    if isinstance(value, nnx.Module):
-        return isinstance(value, ShapedActivation | nnx.PReLU)
-    if not callable(value) or isinstance(value, type):
-        return False
-    try:
-        found = [value(jnp.asarray(points)) for points in (_PROBE, _OTHER)]
-    except Exception:  # it takes other arguments
-        return False
-    if not all(isinstance(y, Array) and y.shape == _PROBE.shape for y in found):
-        return False
-    whole, other = (np.asarray(y, float) for y in found)
-    bends = np.abs(np.diff(whole, n=2)).max() > 1e-3
-    # A pointwise function gives the same first half, whatever the second half is.
-    return bool(bends) and np.allclose(whole[:9], other[:9], rtol=1e-5, atol=1e-6)
-
-
-def replace(
-    model: nnx.Module, chosen: Callable[[object], bool], build: Callable[[], nnx.Module]
-) -> list[str]:
-    """Put what `build` makes wherever `model` holds what is `chosen`; returns the places."""
-    names: list[str] = []
-    # Most layers hold the same few functions. They are kept, since an id is unique while alive.
-    answers: dict[int, tuple[bool, object]] = {}
-
-    def is_chosen(value: object) -> bool:
-        if id(value) not in answers:
-            answers[id(value)] = chosen(value), value
-        return answers[id(value)][0]
-
-    def swap(value: object, name: str) -> object:
-        if type(value) is tuple or type(value) is list:
-            return type(value)(swap(v, f"{name}.{i}") for i, v in enumerate(value))
-        if type(value) is dict:
-            return {key: swap(v, f"{name}.{key}") for key, v in value.items()}
-        if not is_chosen(value):
-            return value
-        names.append(name)
-        return build()
-
-    for path, module in list(nnx.iter_modules(model)):
-        for attribute, value in list(vars(module).items()):
-            found = len(names)
-            new = swap(value, ".".join(map(str, (*path, attribute))))
-            if len(names) > found:
-                setattr(module, attribute, nnx.data(new))
-    return names
-
-
-_Convolution = nnx.Conv | nnx.ConvTranspose
-_Layer = nnx.Linear | nnx.LinearGeneral | nnx.Einsum | _Convolution
-
-
-def initialize_(
-    model: nnx.Module, solution: Solution, rngs: nnx.Rngs, *, add_biases: bool
-) -> tuple[list[str], list[str]]:
-    """Re-initialise `model`; returns names of parameters left alone, and of layers given biases.
-
-    With `add_biases`, layers without biases get some. A parameter that layers share is drawn once;
-    layers made many at once, by `nnx.vmap`, are drawn one by one.
-
-    >>> from skipless import Graph, solve
-    >>> model = nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.PReLU())
-    >>> initialize_(model, solve(Graph.chain(50)), nnx.Rngs(0), add_biases=False)[0]
-    ['layers.1.negative_slope']
-    """
-    done: set[int] = set()
-    given: list[str] = []
-    for path, layer in nnx.iter_modules(model):
-        if not isinstance(layer, _Layer) or (rule := _rule(layer, solution.sigma_w)) is None:
-            continue
-        init, axes = rule
-        if id(layer.kernel) not in done:
-            _draw_weights(layer.kernel, init, axes, rngs)
-        if add_biases and layer.bias is None and not isinstance(layer, nnx.Einsum):
-            copies, features = layer.kernel[...].shape[:-axes], np.atleast_1d(layer.out_features)
-            layer.bias = nnx.Param(jnp.zeros((*copies, *features), layer.param_dtype))
-            layer.use_bias = True
-            given.append(_name(path))
-        if layer.bias is not None and id(layer.bias) not in done:
-            old, sigma = layer.bias[...], solution.sigma_b
-            normal = jax.nn.initializers.normal(sigma) if sigma else jax.nn.initializers.zeros
-            _put(layer.bias, normal(rngs.params(), old.shape, old.dtype))
-        done.update((id(layer.kernel), id(layer.bias)))
-    variables = nnx.iter_graph(model)
-    left = [_name(path) for path, v in variables if isinstance(v, nnx.Param) and id(v) not in done]
-    return left, given
-
-
-def _rule(layer: _Layer, gain: float) -> tuple[Initializer, int] | None:
-    """An initialiser for the last axes of a kernel, and how many; those before are copies."""
-    match layer:
-        case nnx.Linear():
-            return scaled_uniform_orthogonal(gain), 2
-        case nnx.LinearGeneral():
-            k, m = len(layer.in_features), len(layer.out_features)
-            ins, outs = range(-k - m, -m), range(-m, 0)
-            return scaled_uniform_orthogonal(gain, tuple(ins), tuple(outs)), k + m
-        case nnx.Einsum():
-            return _einsum_rule(layer, gain)
-        case nnx.Conv():
-            _require_no_gaps(layer, layer.mask, layer.input_dilation)
-            causal = layer.padding == "CAUSAL"
-            tap = [size - 1 for size in layer.kernel_size] if causal else None
-            init = delta(gain, feature_group_count=layer.feature_group_count, tap=tap)
-        case _:
-            _require_no_gaps(layer, layer.mask, layer.kernel_dilation)
-            turned, strides = layer.transpose_kernel, layer.strides or 1
-            axes = (-1, -2) if turned else (-2, -1)
-            init = transposed_delta(strides, gain, *axes, transpose_kernel=turned)
-    return init, len(layer.kernel_size) + 2
-
-
-def _einsum_rule(layer: nnx.Einsum, gain: float) -> tuple[Initializer, int] | None:
-    """The rule for `inputs,kernel->outputs`; None where an axis of the kernel is in all three."""
-    equation = (layer.einsum_str or "").replace(" ", "")
-    sides, _, outputs = equation.partition("->")
-    inputs, _, kernel = sides.partition(",")
-    ins = tuple(i for i, letter in enumerate(kernel) if letter not in outputs)
-    outs = tuple(i for i, letter in enumerate(kernel) if letter not in inputs)
-    if not kernel.isalpha() or len(ins) + len(outs) != len(kernel) or not ins or not outs:
-        return None
-    from_end = [tuple(i - len(kernel) for i in axes) for axes in (ins, outs)]
-    return scaled_uniform_orthogonal(gain, *from_end), len(kernel)
-
-
-def _draw_weights(kernel: nnx.Param[Array], init: Initializer, axes: int, rngs: nnx.Rngs) -> None:
-    old = kernel[...]
-    copies, shape = old.shape[:-axes], old.shape[-axes:]
-    draw_one = lambda key: init(key, shape, old.dtype)
-    if not copies:  # as almost always: then JAX compiles once for all layers of this shape
-        return _put(kernel, draw_one(rngs.params()))
-    drawn = jax.vmap(draw_one)(jax.random.split(rngs.params(), math.prod(copies)))
-    _put(kernel, drawn.reshape(old.shape))
-
-
-def _put(variable: nnx.Param[Array], value: Array) -> None:
-    variable[...] = jax.device_put(value, variable[...].sharding)
-
-
-def _require_no_gaps(layer: _Convolution, mask: object, dilation: object) -> None:
-    if mask is not None or np.any(np.asarray(dilation or 1) != 1):
-        raise ValueError(
-            f"{type(layer).__name__} with kernel {layer.kernel_size} has a mask or a dilation, "
-            "which leaves locations with q = 0. Build it without mask and dilation."
-        )
-
-
-def _name(path: tuple[object, ...]) -> str:
-    return ".".join(map(str, path))
-
-
-Model = TypeVar("Model", bound=nnx.Module)
-
-# How far the squares of a sum's weights may add up to other than 1: they may be of bfloat16.
-_UNIT_TOLERANCE = 5e-3
-
-
+@overload
 def convert(
-    model: Model,
-    example: ArrayLike,
-    method: Method = TAT(),  # noqa: B008 - frozen, so that sharing it is safe
-    *,
+    fn: Model,
+    *args: Any,
+    method: Method = ...,
+    activation: str | Activation = ...,
+    shortcut_weight: float | None = ...,
+    function: Function | None = ...,
+    clamp: bool = ...,
+    rngs: nnx.Rngs | None = ...,
+) -> Model: ...
+@overload
+def convert(
+    fn: Callable[..., R],
+    *args: Any,
+    method: Method = ...,
+    activation: str | Activation = ...,
+    shortcut_weight: float | None = ...,
+    function: Function | None = ...,
+    clamp: bool = ...,
+    argnum: int = ...,
+) -> ConvertedFunction[R]: ...
+def convert(
+    fn: Callable[..., Any],
+    *args: Any,
+    method: Method | None = None,
     activation: str | Activation = "leaky_relu",
     shortcut_weight: float | None = None,
     function: Function | None = None,
     clamp: bool = False,
+    argnum: int = -1,
     rngs: nnx.Rngs | None = None,
-) -> Model:
-    """A copy of `model`, shaped by `method`; its `skipless_report` says what was changed.
+) -> Any:
+    """A function like `fn`, shaped by `method`; its `skipless_report` says what was changed.
 
-    It is changed as by `skipless.torch.convert`, whose arguments these are. `rngs`, by default
-    `nnx.Rngs(0)`, draws the weights. Normalisation layers become `Identity`.
+    `fn`, its arguments and `argnum` are as for `trace`. `method`, by default `TAT()`, may also be
+    the last argument. All others are those of `skipless.torch.convert`, which says what is changed.
 
-    Sums stay as they are written in `__call__`, so `shortcut_weight` must be None if there are any.
-    They must be normalised: `w * x + sqrt(1 - w**2) * branch(x)`, with the shortcut starting before
-    an activation. Other sums, and activations that no module holds, are refused with advice. A
-    sigmoid or the like that gives outputs their range stays if it is written in `__call__`.
+    The result takes what `fn` takes, at any shape and type, and works under `jax.jit`, `jax.grad`
+    and `jax.vmap`. Its weights are in the arguments, as before, and `initialize` draws them.
+
+    Layers get no new biases, but a normalisation right behind a layer without one leaves its own
+    shift to it. Running statistics come back as they were.
+
+    An `nnx.Module` comes back as one, with activations that it holds replaced and weights drawn by
+    `rngs`, by default `nnx.Rngs(0)`. Sums are in its code, and must be normalised there. To have
+    them rewritten, convert the function `lambda state, x: nnx.merge(definition, state)(x)`.
+
+    >>> def network(weights, x):
+    ...     for w in weights:
+    ...         x = x + jax.nn.relu(x) @ w
+    ...     return x
+    >>> weights, x = [jnp.eye(8)] * 20, jnp.ones((1, 8))
+    >>> deep = convert(network, weights, x, TAT(eta=0.9), shortcut_weight=0.6)
+    >>> phi, y = shaped(deep.skipless_report.solution), x
+    >>> for w in weights:
+    ...     y = 0.6 * y + 0.8 * phi(y) @ w
+    >>> bool(jnp.allclose(deep(weights, x), y))
+    True
     """
-    if not isinstance(model, nnx.Module):
-        found = f"the class {model.__name__}" if isinstance(model, type) else repr(model)
+    if args and isinstance(args[-1], TAT | DKS | EOC) and method is None:
+        args, method = args[:-1], args[-1]
+    require_function("function", function)
+    if isinstance(fn, type):
         raise TypeError(
-            f"Expected an nnx.Module, got {found}. Make one first: "
+            f"Expected a function or an nnx.Module, got the class {fn.__name__}. Make one first: "
             "convert(Net(rngs=nnx.Rngs(0)), example)."
         )
-    require_function("function", function)
-    if not isinstance(rngs, nnx.Rngs | None):
-        raise TypeError(f"rngs must be nnx.Rngs(...), got {rngs!r}")
-    model = nnx.clone(model)
-    _require_plain_weights(model)
-    removed = replace(model, lambda value: isinstance(value, _Normalisation), Identity)
-    held = replace(model, is_activation, Placeholder)
-    reading = _read_with(model, example, jax.nn.silu)
-    bare = _read_with(model, example, lambda x: x).graph
-    _require_all_held(bare, reading.graph, type(model).__name__)
-    graph = reading.graph
-    _require_normalised(graph, shortcut_weight)
-    graph = normalise_sums(graph)  # in float64, that is
-    solution = solve(graph, method, activation, clamp=clamp)
-    is_placeholder = lambda value: isinstance(value, Placeholder)
-    replace(model, is_placeholder, lambda: ShapedActivation.from_solution(solution, function))
-    rngs = nnx.Rngs(0) if rngs is None else rngs
-    untouched, given = initialize_(model, solution, rngs, add_biases=bool(removed))
-    name = "TReLU" if solution.is_rectifier else f"shaped {solution.activation}"
-    replaced = f"activation replaced by {name}"
-    places = {"normalisation removed": removed, replaced: held, "bias added": given}
-    changes = tuple(Change(what, where) for what, names in places.items() for where in names)
-    model.skipless_report = ConversionReport(  # pyright: ignore[reportAttributeAccessIssue]
-        method, solution, graph, reading.sizes, changes, (), tuple(untouched)
-    )
-    return model
+    wanted = Conversion(method or TAT(), activation, shortcut_weight, function, clamp)
+    flax: Any = sys.modules.get("flax.nnx")
+    if flax is not None and isinstance(fn, flax.Module):
+        return _convert_module(fn, args, argnum, rngs, wanted)
+    if rngs is not None:
+        raise TypeError(
+            "rngs is for an nnx.Module; the weights of a function are drawn by "
+            "sk.jax.initialize(converted, *args, key=key)."
+        )
+    return ConvertedFunction(fn, args, argnum, wanted)
 
 
-def _require_plain_weights(model: nnx.Module) -> None:
-    for path, module in nnx.iter_modules(model):
-        if isinstance(module, nnx.WeightNorm | nnx.SpectralNorm):
-            raise UnsupportedModelError(
-                f"{_name(path)} computes weights by {type(module).__name__}, which "
-                "would undo their initialisation. Build the model with the layer inside alone."
-            )
+def _convert_module(
+    module: Any, args: Sequence[Any], argnum: int, rngs: Any, wanted: Conversion
+) -> Any:
+    from .modules import convert_module  # which needs Flax
+
+    example: Any = args[0] if args else None
+    others = list(args[1:])
+    if len(others) == 1:  # no method, which `plan` will say
+        wanted = replace(wanted, method=others.pop())
+    if others or argnum not in (-1, 0):
+        raise TypeError(
+            f"An nnx.Module takes one input here, got {len(args)} arguments and argnum={argnum}. "
+            "Convert the function lambda state, x, y: nnx.merge(definition, state)(x, y) instead."
+        )
+    return convert_module(module, example, rngs=rngs, **vars(wanted))
 
 
-def _read_with(model: nnx.Module, example: ArrayLike, function: Function) -> Reading:
-    """The record of `model` in evaluation mode, with `function` for the activations it holds."""
-    probe = nnx.clone(model)
-    probe.eval()
-    for _, module in nnx.iter_modules(probe):
-        if isinstance(module, Placeholder):
-            module.function = function
-    return read_exactly(probe, example)
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` is told, except the function and its arguments."""
+
+    method: Method
+    activation: str | Activation
+    shortcut_weight: float | None
+    function: Function | None
+    clamp: bool
 
 
-def _require_all_held(bare: Graph, graph: Graph, name: str) -> None:
-    """Raise if `bare` has activations, although all that modules hold are the identity.
+@dataclass(frozen=True)
+class _Program:
+    """A converted function for arguments of certain shapes, and what it was made of."""
 
-    In `graph`, where they are not, the network may end before the last one, such as a sigmoid.
+    reading: Reading
+    form: Form  # of what it returns
+    report: ConversionReport
+
+    def __call__(self, arrays: Sequence[object]) -> Any:
+        return self.form.fill(self.reading.record.run(arrays))
+
+
+class ConvertedFunction(Generic[R]):
+    """A function in whose place its shaped record runs; `convert` returns it.
+
+    `skipless_report` is for the arguments that `convert` was given. Other shapes are recorded and
+    solved for when they come. Arrays that the function finds elsewhere than in its arguments are
+    looked up in each call, or once for all under `jax.jit`, as JAX does.
     """
-    live = [bare.nodes[i] for i in sorted(bare.live)]
-    if isinstance(live[-1], Nonlinearity) and not isinstance(graph.nodes[-1], Nonlinearity):
-        live.pop()
-    if left := [node.origin for node in live if isinstance(node, Nonlinearity)]:
-        places = ", ".join(dict.fromkeys(filter(None, left)))
-        raise UnsupportedModelError(
-            f"{len(left)} activations of {name} are written in __call__ and not held by a module"
-            f"{places and f' ({places})'}, so they cannot be replaced. Keep them in __init__, as "
-            "in self.activation = nnx.relu, and call self.activation(x)."
-        )
 
+    def __init__(
+        self, fn: Callable[..., R], args: Sequence[Any], argnum: int, conversion: Conversion
+    ) -> None:
+        self._fn, self._argnum, self._conversion = fn, argnum, conversion
+        self._programs: dict[object, _Program] = {}
+        self._known: dict[tuple[object, ...], Any] = {}  # arrays that decide what is written
+        program = self._write(Call.of(fn, args, argnum))
+        for name, value in program.reading.constants.arguments.items():
+            self._known[_kind(name, value)] = np.asarray(value)
+        self.skipless_report = program.report
 
-def _require_normalised(graph: Graph, shortcut_weight: float | None) -> None:
-    live = [graph.nodes[index] for index in sorted(graph.live)]
-    where = next((node.origin for node in live if isinstance(node, Sum)), None)
-    if shortcut_weight is not None and where is not None:
-        raise UnsupportedModelError(
-            f"shortcut_weight must be None, got {shortcut_weight:g}: the sum at {where} is in the "
-            "code of the model. Write w * x + sqrt(1 - w**2) * branch(x) there."
-        )
-    if to_residual_form(graph) != graph:
-        raise UnsupportedModelError(
-            "A shortcut starts behind an activation and ends before the next one, as in "
-            "activation(x + branch(x)), where q values grow from block to block. Let shortcuts "
-            "start before activations: w * x + sqrt(1 - w**2) * branch(activation(x))."
-        )
-    parts: list[dict[int, float]] = []
-    for index, node in enumerate(graph.nodes):
-        terms = zip((parts[i] for i in inputs_of(node)), getattr(node, "weights", ()), strict=False)
-        parts.append(combine(terms) if isinstance(node, Sum) else {index: 1.0})
-    # A sum of sums is one, which counts where something else reads it, or where the model ends.
-    read = [i for node in live if not isinstance(node, Sum) for i in inputs_of(node)]
-    for i in (*read, graph.output):
-        total = math.fsum(part**2 for part in parts[i].values())
-        if abs(total - 1.0) > _UNIT_TOLERANCE:
-            raise UnsupportedModelError(
-                f"The squares of the weights of the sum at {graph.nodes[i].origin or i} add up "
-                f"to {total:.4g}, and must add up to 1. Write shortcuts as "
-                "w * x + sqrt(1 - w**2) * branch(x), and divide a sum of n terms by sqrt(n)."
+    def __repr__(self) -> str:
+        return f"<{self._fn!r}, shaped by {self._conversion.method}>"
+
+    def __call__(self, *args: Any, **keywords: Any) -> R:
+        """What the shaped function returns for these arguments."""
+        call = Call.of(self._fn, args, self._argnum, keywords)
+        arrays = [a if isinstance(a, jax.Array) else jnp.asarray(a) for a in call.arrays]
+        try:
+            key = (call.form.key, *map(_kind, call.names, arrays), jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
+            program = self._programs.get(key)
+        except TypeError:  # an argument that has no hash
+            key = program = None
+        if program is None:
+            # Its numbers may be unknown here, as under `jax.jit`: those of the example decide.
+            program = self._write(
+                replace(call, arrays=list(map(self._example, call.names, arrays)))
             )
+            if key is not None and not _holds_arrays(program.reading.record):
+                if len(self._programs) >= _KEPT:
+                    del self._programs[next(iter(self._programs))]
+                self._programs[key] = program
+        return program(arrays)
+
+    def __skipless_reading__(self, args: Sequence[Any], argnum: int, wide: bool) -> Reading:
+        """What `trace`, `check`, `measure` and `initialize` read of the function."""
+        call = Call.of(self._fn, args, argnum)
+        known = [
+            self._example(name, array) if isinstance(array, jax.ShapeDtypeStruct) else array
+            for name, array in zip(call.names, call.arrays, strict=True)
+        ]
+        return self._write(replace(call, arrays=known), wide=wide).reading
+
+    def _example(self, name: str, array: Any) -> Any:
+        unknown = jax.ShapeDtypeStruct(array.shape, array.dtype)
+        return self._known.get(_kind(name, array), unknown)
+
+    def _write(self, call: Call, *, wide: bool = False) -> _Program:
+        wanted = self._conversion
+        program, constants, form = record_call(call, wide=wide)
+        reading = read_program(program, constants)
+        planned = plan(
+            reading, wanted.method, wanted.activation, wanted.shortcut_weight, wanted.clamp
+        )
+        writer = _ProgramWriter(reading, shaped(planned.solution, wanted.function))
+        outputs, changes = write(planned, writer)
+        found = read_program(writer.program(outputs), constants)
+        planned.require_same_maps(found.graph)
+        report = replace(planned.report(changes, ()), form=_FORM)
+        return _Program(found, form, report)
+
+
+def _kind(name: str, array: Any) -> tuple[object, ...]:
+    return name, tuple(array.shape), array.dtype
+
+
+def _holds_arrays(program: FlatProgram) -> bool:
+    """Whether arrays of JAX are in a record that are no arguments, and may be others next time."""
+    return any(
+        isinstance(tensor.value, jax.Array) and tensor not in program.arguments
+        for op in program.operations
+        for tensor in op.inputs
+    )
+
+
+class _ProgramWriter(Writer[Tensor, Tensor]):
+    """Writes a record: operations of the old one on new tensors, and shaped activations.
+
+    Each stays where it was in the user's code. Calls of known layers are copied as a whole.
+    """
+
+    def __init__(self, reading: Reading, phi: Shaped) -> None:
+        self.reading, self.phi = reading, phi
+        self.old = reading.record
+        self.operations = [op for op in self.old.operations if not op.signals]
+        self._shifts: dict[Tensor, tuple[Tensor, Location]] = {}  # of layers, from normalisations
+
+    def program(self, outputs: Sequence[Tensor]) -> FlatProgram:
+        """The new record, which returns `outputs` in place of the old ones."""
+        new = dict(zip(self.reading.outputs, outputs, strict=True))
+        returned = [new[t] if t in new else self._unchanged(t) for t in self.old.outputs]
+        return FlatProgram.of(self.operations, self.old.arguments, self.old.input, returned)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield self.old.input
+        for op in self.old.operations:
+            if op.signals:
+                yield from op.outputs
+
+    def reads(self, tensor: Tensor) -> Sequence[Tensor]:
+        if tensor.operation is None:
+            return ()
+        region = self._region(tensor)
+        return tensor.operation.signals if region is None else region.sources
+
+    def origin(self, tensor: Tensor) -> str:
+        return self.reading.description.origin(tensor)
+
+    def input(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def copy(self, tensor: Tensor, use: Callable[[Tensor], Tensor]) -> Tensor:
+        assert tensor.operation is not None
+        region = self._region(tensor)
+        if region is None:
+            new = self._run_on({t: use(t) for t in tensor.operation.signals}, tensor.operation)
+            result = new[tensor]
+        else:
+            values = {source: use(source) for source in region.sources}
+            for op in sorted(region.operations, key=lambda op: op.index):
+                values |= self._run_on(values, op)
+            result = values[tensor]
+        if tensor not in self._shifts:
+            return result
+        shift, where = self._shifts[tensor]
+        add = lambda x, b: [x + b.astype(x.dtype)]
+        return self._append("add", [result, shift], {}, add, where, [result])[0]
+
+    def activation(self, tensor: Tensor, x: Tensor) -> Tensor:
+        assert tensor.operation is not None
+        # A call of its own, which `trace` knows by its kind.
+        where = replace(tensor.operation.location, kind="shaped", call=-len(self.operations))
+        run = lambda x: [self.phi(x).astype(tensor.dtype)]
+        return self._append("shaped", [x], {}, run, where, [tensor])[0]
+
+    def add(self, tensor: Tensor, terms: Sequence[tuple[float, Tensor]]) -> Tensor:
+        assert tensor.operation is not None
+        where = tensor.operation.location
+        scaled = [self._times(x, weight, where) for weight, x in terms]
+        total = scaled[0]
+        for term in scaled[1:]:
+            total = self._append("add", [total, term], {}, lambda a, b: [a + b], where, [tensor])[0]
+        return total
+
+    def negative(self, x: Tensor) -> Tensor:
+        where = x.operation.location if x.operation is not None else Location()
+        return self._append("neg", [x], {}, lambda x: [-x], where, [x])[0]
+
+    def give_bias(self, tensor: Tensor) -> bool:
+        """Whether a normalisation right behind the layer has a shift, which is its bias now."""
+        if tensor.operation is None or tensor.operation.name not in AFFINE:
+            return False
+        if tensor in self._shifts:
+            return False
+        for op in self.old.users.get(tensor, ()):
+            region = self.reading.description.regions.get(op)
+            if region is None or region.kind != "norm" or region.sources != [tensor]:
+                continue
+            if region.result is not None and (shift := _shift_of(region.result)) is not None:
+                self._shifts[tensor] = shift, op.location
+                return True
+        return False
+
+    def _region(self, tensor: Tensor) -> Region | None:
+        """The call of a known layer that `tensor` is the result of."""
+        assert tensor.operation is not None
+        region = self.reading.description.regions.get(tensor.operation)
+        if region is None or region.kind == "probabilities" or region.result is not tensor:
+            return None
+        return region
+
+    def _run_on(self, values: Mapping[Tensor, Tensor], op: Operation) -> dict[Tensor, Tensor]:
+        """The operation again, on `values` in place of its inputs."""
+        inputs = [values.get(t, t) for t in op.inputs]
+        new = self._append(op.name, inputs, op.parameters, op.run, op.location, op.outputs)
+        return dict(zip(op.outputs, new, strict=True))
+
+    def _times(self, x: Tensor, weight: float, where: Location) -> Tensor:
+        if weight == 1.0:
+            return x
+        number = Tensor((), np.dtype(np.float64), value=weight)
+        return self._append("mul", [x, number], {}, lambda x, _: [weight * x], where, [x])[0]
+
+    def _append(
+        self,
+        name: str,
+        inputs: Sequence[Tensor],
+        parameters: Mapping[str, Any],
+        run: Callable[..., Sequence[object]],
+        location: Location,
+        like: Sequence[Tensor],  # what it makes has these shapes and types
+    ) -> list[Tensor]:
+        index = len(self.old.operations) + len(self.operations)
+        op = Operation(name, tuple(inputs), parameters, run, location, index)
+        parametric, random = any(t.parametric for t in inputs), any(t.random for t in inputs)
+        op.outputs.extend(Tensor(t.shape, t.dtype, op, True, parametric, random) for t in like)
+        self.operations.append(op)
+        return op.outputs
+
+    def _unchanged(self, tensor: Tensor) -> Tensor:
+        """What is returned in place of a statistic of the signal: the one that was passed."""
+        if not tensor.signal:
+            return tensor
+        for op in sorted(ancestors([tensor]), key=lambda op: -op.index):
+            for source in op.inputs:
+                given = source in self.old.arguments and not source.signal
+                if given and (source.shape, source.dtype) == (tensor.shape, tensor.dtype):
+                    return source
+        zeros = np.zeros(tensor.shape, tensor.dtype)
+        return Tensor(tensor.shape, tensor.dtype, parametric=True, value=zeros)
+
+
+def _shift_of(tensor: Tensor) -> Tensor | None:
+    """The array that was added last, if one was."""
+    op = tensor.operation
+    while op is not None and op.name in LAYOUTS and op.inputs[0].signal:
+        op = op.inputs[0].operation
+    if (
+        op is None
+        or op.name != "add"
+        or len(op.signals) != 1
+        or op.outputs[0].shape != tensor.shape
+    ):
+        return None
+    added = weight_of(op)
+    return added if added.parametric else None

@@ -32,6 +32,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from skipless.core.arguments import finite_number, whole_number
+from skipless.core.measure import known_solution, sigmas
 from skipless.core.trace import UnsupportedModelError
 
 from .operations import AFFINE, LAYOUTS, weight_of, without_moves
@@ -272,14 +273,15 @@ def initialize(
     *args: Any,
     key: jax.Array,
     argnum: int = -1,
-    sigma_w: float = 1.0,
-    sigma_b: float = 0.0,
+    sigma_w: float | None = None,
+    sigma_b: float | None = None,
     distribution: Distribution = "orthogonal",
 ) -> tuple[Any, ...]:
     """The arguments of `fn` except its input, with all weights and biases of layers drawn.
 
     Convolutions get Delta initialisation; all else is returned as it is. `fn`, its arguments and
-    `argnum` are as for `trace`, the others as for `skipless.torch.initialize_`.
+    `argnum` are as for `trace`, the others as for `skipless.torch.initialize_`; a function that
+    `convert` returned knows its sigmas.
 
     >>> network = lambda params, x: jax.nn.relu(x @ params["w"] + params["b"])
     >>> shapes = {"w": jax.ShapeDtypeStruct((4, 4), "float32"), "b": jnp.ones(4)}
@@ -287,10 +289,11 @@ def initialize(
     >>> bool(jnp.allclose(params["w"] @ params["w"].T, jnp.eye(4), atol=1e-5))
     True
     """
-    finite_number("sigma_w", sigma_w, 0.0)
-    finite_number("sigma_b", sigma_b, 0.0)
+    given = {"sigma_w": sigma_w, "sigma_b": sigma_b}
+    numbers = {k: finite_number(k, sigma, 0.0) for k, sigma in given.items() if sigma is not None}
+    numbers = sigmas(known_solution(fn)) | numbers
     reading = read(fn, *args, argnum=argnum)
-    drawn = draw_weights(reading, key, sigma_w=sigma_w, sigma_b=sigma_b, distribution=distribution)
+    drawn = draw_weights(reading, key, distribution=distribution, **numbers)
     arrays: dict[Tensor, jax.Array] = {}
     for tensor, value in drawn.items():
         _put_back(reading, tensor, value, arrays)
@@ -362,7 +365,8 @@ def _walk_back(tensor: Tensor, names: Collection[str]) -> tuple[Tensor, _Moves]:
     """What `tensor` was before operations of these names, and these, in order."""
     moves: _Moves = []
     while (op := tensor.operation) is not None and op.name in names:
-        moves.insert(0, (op, op.outputs.index(tensor)))
+        if op.name != "stop_gradient":  # which has no transpose
+            moves.insert(0, (op, op.outputs.index(tensor)))
         tensor = op.inputs[0]
     return tensor, moves
 

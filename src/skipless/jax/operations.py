@@ -12,7 +12,9 @@ from skipless.core.record import AxisMap, Layer
 
 from .record import Operation, Tensor
 
-LAYOUTS = {"reshape", "transpose", "squeeze", "expand_dims", "convert_element_type"}
+LAYOUTS = {
+    "reshape", "transpose", "squeeze", "expand_dims", "convert_element_type", "stop_gradient"
+}  # fmt: skip
 MOVES = {
     "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "dynamic_slice",
     "pad", "rev", "gather", "split", "tile",
@@ -93,7 +95,7 @@ def _round(x: Values, method: int) -> Values:
 
 
 # They return their input, perhaps in another type.
-UNCHANGED = {"convert_element_type", "reduce_precision", "real"}
+UNCHANGED = {"convert_element_type", "reduce_precision", "real", "stop_gradient"}
 _ARITHMETIC: dict[str, _Function] = {
     "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
 }  # fmt: skip

@@ -13,7 +13,8 @@ from __future__ import annotations
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -23,6 +24,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+try:
+    from jax._src.source_info_util import user_context as _user_context
+except ImportError:  # no public interface: then operations are named by their scopes alone
+    _user_context = None
 
 CallKind = Literal["norm", "dropout", "resize", "shaped", "normalised input", "probabilities"]
 
@@ -43,7 +49,7 @@ _LIBRARY_CALLS: tuple[tuple[CallKind, str, str], ...] = (
     ("dropout", r"equinox/nn/_dropout\.py", r"Dropout\.__call__"),
     ("dropout", r"keras/src/layers/regularization/\w*dropout\.py", r"\w+\.call"),
     ("resize", r"jax/_src/image/scale\.py", r"_?resize|_?scale_and_translate"),
-    ("shaped", r"skipless/jax/(activations|convert)\.py", r"Shaped(Activation)?\.__call__"),
+    ("shaped", r"skipless/jax/(activations|modules)\.py", r"Shaped(Activation)?\.__call__"),
     ("normalised input", r"skipless/jax/normalize\.py", r"normalize_per_(location|sample)"),
     ("probabilities", r"jax/_src/nn/functions\.py", r"(log_)?softmax|_softmax\w*"),
 )
@@ -104,6 +110,15 @@ class Location:
         kind = _kind(file, name)
         return self if kind is None else replace(self, call=call, kind=kind), True
 
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """What is computed in this context is recorded as being here."""
+        frames = nullcontext()
+        if _user_context is not None and self.traceback is not None and self.kind is None:
+            frames = _user_context(self.traceback)
+        with frames, jax.named_scope(self.scope) if self.scope else nullcontext():
+            yield
+
     def at(self, traceback: object, scope: str) -> Location:
         """An operation in the function that this is the inside of."""
         path = "/".join(part for part in (self.scope, _plain_scope(scope)) if part)
@@ -135,7 +150,7 @@ def _is_library_file(file: str) -> bool:
 
 # They return their inputs; some of the names are those of other versions of JAX.
 _IDENTITIES = {
-    "copy", "copy_p", "sharding_constraint", "optimization_barrier", "pvary", "stop_gradient",
+    "copy", "copy_p", "sharding_constraint", "optimization_barrier", "pvary",
     "mesh_cast", "reshard", "name", "layout_constraint", "pcast", "checkpoint_name",
 }  # fmt: skip
 # Primitives that call one jaxpr, and the names of the parameter that holds it.
@@ -159,6 +174,13 @@ class Tensor:
     random: bool = False  # whether it depends on a random key
     value: object = field(default=None, repr=False)  # of an argument or a literal, if known
     name: str = ""  # "[0]['w']" of an argument, ".w" of an attribute of the function
+
+    @property
+    def known_value(self) -> object | None:
+        """The array that it is, if that is known without computing it."""
+        if self.value is None or self.shape or self.parametric:
+            return self.value
+        return np.asarray(self.value, self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,9 +206,36 @@ class FlatProgram:
     """The operations that lead to the outputs, in order."""
 
     operations: list[Operation]
+    arguments: list[Tensor]
     input: Tensor
     outputs: list[Tensor]
     users: Mapping[Tensor, list[Operation]]
+
+    @staticmethod
+    def of(
+        operations: Sequence[Operation],
+        arguments: list[Tensor],
+        input_: Tensor,
+        outputs: list[Tensor],
+    ) -> FlatProgram:
+        """Those of `operations` that `outputs` need."""
+        needed = ancestors(outputs)
+        used = [op for op in operations if op in needed]
+        users: dict[Tensor, list[Operation]] = {}
+        for op in used:
+            for tensor in dict.fromkeys(op.inputs):
+                users.setdefault(tensor, []).append(op)
+        return FlatProgram(used, arguments, input_, outputs, users)
+
+    def run(self, arrays: Sequence[object]) -> list[object]:
+        """The outputs for these arguments, which may be those of a transformation of JAX."""
+        values: dict[Tensor, object] = dict(zip(self.arguments, arrays, strict=True))
+        read = lambda tensor: values.get(tensor, tensor.known_value)
+        for op in self.operations:
+            with op.location.again():
+                results = op.run(*map(read, op.inputs))
+            values.update(zip(op.outputs, results, strict=True))
+        return [read(tensor) for tensor in self.outputs]
 
 
 def record(
@@ -203,13 +252,7 @@ def record(
         given = None if signal else value
         tensors.append(Tensor(shape, dtype, None, signal, not signal, _is_key(dtype), given, name))
     outputs = recorder.inline(closed, tensors, Location())
-    needed = ancestors(outputs)
-    operations = [op for op in recorder.operations if op in needed]
-    users: dict[Tensor, list[Operation]] = {}
-    for op in operations:
-        for tensor in dict.fromkeys(op.inputs):
-            users.setdefault(tensor, []).append(op)
-    return FlatProgram(operations, tensors[input_index], outputs, users)
+    return FlatProgram.of(recorder.operations, tensors, tensors[input_index], outputs)
 
 
 def _is_key(dtype: Any) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from skipless.core import record as rec
 from skipless.core import trace as core
@@ -88,8 +89,13 @@ class Reading(core.Reading[Tensor]):
     """A function's graph, and how it lies in the record of the function's operations."""
 
     record: FlatProgram
-    biases: Sequence[Operation]  # the additions by which layers get theirs
+    description: Description
     constants: Constants
+
+    @property
+    def biases(self) -> Sequence[Operation]:
+        """The additions by which layers get theirs."""
+        return self.description.biases
 
 
 class _RecordingError(UnsupportedModelError):
@@ -108,16 +114,31 @@ def read_exactly(fn: Callable[..., object], *args: object, argnum: int = -1) -> 
 
 def read(fn: Callable[..., object], *args: object, argnum: int = -1, wide: bool = False) -> Reading:
     """The graph of `fn` in the record of its operations; if `wide`, all numbers are of float64."""
-    call, arrays, index = _as_function_of_arrays(fn, args, argnum)
-    constants = Constants(wide=wide)
-    named = [(name, _widened(array) if wide else array) for name, array in arrays]
-    with jax.enable_x64(True) if wide else nullcontext():
-        closed = _make_jaxpr(call, [array for _, array in named], index)
-    arguments = [(n, None if isinstance(a, jax.ShapeDtypeStruct) else a) for n, a in named]
-    recorded = record(closed, arguments, index, constants.array)
-    description = Description(recorded, constants)
+    own = getattr(fn, "__skipless_reading__", None)  # of a function that has a record already
+    if own is not None:
+        return own(args, argnum, wide)
+    return read_program(*record_call(Call.of(fn, args, argnum), wide=wide)[:2])
+
+
+def read_program(program: FlatProgram, constants: Constants) -> Reading:
+    """The graph of a record, of whose arrays `constants` are known."""
+    description = Description(program, constants)
     found = core.read(description)
-    return Reading(**vars(found), record=recorded, biases=description.biases, constants=constants)
+    return Reading(**vars(found), record=program, description=description, constants=constants)
+
+
+def record_call(call: Call, *, wide: bool = False) -> tuple[FlatProgram, Constants, Form]:
+    """The record of a call, its constants, and the form of what it returns."""
+    constants = Constants(wide=wide)
+    arrays = [_widened(array) if wide else array for array in call.arrays]
+    with jax.enable_x64(True) if wide else nullcontext():
+        closed, form = _make_jaxpr(call, arrays)
+    known = [a if isinstance(a, jax.Array | np.ndarray) else None for a in arrays]
+    arguments = [
+        (name, None if isinstance(array, Tracer) else array)
+        for name, array in zip(call.names, known, strict=True)
+    ]
+    return record(closed, arguments, call.of_input, constants.array), constants, form
 
 
 # They repeat, drop or move numbers, so equal numbers stay equal.
@@ -136,6 +157,7 @@ class Constants:
         self._wide = wide  # whether the record is of float64
         self._arrays: dict[Tensor, object] = {}
         self._numbers: dict[Tensor, float | None] = {}
+        self.arguments: dict[str, object] = {}  # those that were read, by their names
 
     def array(self, tensor: Tensor) -> object | None:
         """The array that `tensor` is, or None if it depends on something unknown."""
@@ -160,13 +182,15 @@ class Constants:
     def _known_array(self, tensor: Tensor) -> object | None:
         if tensor.operation is not None:
             return self._arrays[tensor]
-        if tensor.value is None or tensor.shape or tensor.parametric:
-            return tensor.value
-        return np.asarray(tensor.value, tensor.dtype)
+        if tensor.name and tensor.value is not None:
+            self.arguments[tensor.name] = tensor.value
+        return tensor.known_value
 
     def _uniform_number(self, tensor: Tensor) -> float | None:
         array: Any = self.array(tensor)
-        if array is None or jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        if array is None or isinstance(array, Tracer):
+            return None
+        if jnp.issubdtype(array.dtype, jax.dtypes.extended):
             return None
         values = np.asarray(array)
         if values.size == 0 or not (values == values.flat[0]).all():
@@ -185,7 +209,7 @@ class Description(Recorded[Tensor]):
         self.biases: list[Operation] = []
         self._record, self._constants = record, constants
         self.operations = {}
-        self._regions = find_regions(record)
+        self.regions = find_regions(record)
         self._statistics: set[Tensor] = set()
         self._counts: dict[Tensor, float] = {}  # of the numbers in a sum that is not divided yet
         self._close = _closeness(record)
@@ -240,8 +264,8 @@ class Description(Recorded[Tensor]):
 
     def _add(self, op: Operation) -> None:
         statistics = [tensor in self._statistics for tensor in op.signals]
-        if op in self._regions:
-            self._add_region(op, self._regions[op])
+        if op in self.regions:
+            self._add_region(op, self.regions[op])
         elif all(statistics):
             self._statistics.update(op.outputs)
         elif any(statistics):
@@ -288,6 +312,8 @@ class Description(Recorded[Tensor]):
             rough = op.name if op.name in kinds.APPROXIMATE_MOVES else ""
             axes, part = axis_map(op, source, tensor), kinds.part(op, tensor)
             return rec.Move((source,), op.name, axes, rough, part=part)
+        if op.name == "stop_gradient" and not self._is_combined(tensor):
+            return _identity_move(source, op.name)
         if op.name == "concatenate":
             axis = op.parameters["dimension"]
             widths = [float(t.shape[axis]) for t in op.inputs]
@@ -334,6 +360,14 @@ class Description(Recorded[Tensor]):
             tensor = tensor.operation.inputs[0]
         return isinstance(self.operations.get(tensor), rec.Layer | rec.Bias)
 
+    def _is_combined(self, tensor: Tensor) -> bool:
+        """Whether a pointwise operation reads it with others, as in a straight-through estimator.
+
+        There it is inside an activation, and nothing but a function of numbers.
+        """
+        users = self._record.users.get(tensor, ())
+        return any(op.name in kinds.POINTWISE and len(op.signals) > 1 for op in users)
+
     def _divides_by_counts(self, op: Operation) -> bool:
         """Whether a window's sum is divided by how many places it has, fewer at the border."""
         if op.name != "div" or op.inputs[1].signal or op.inputs[1].parametric:
@@ -375,31 +409,70 @@ def _closeness(record: FlatProgram) -> float:
     return _CLOSE.get(bits, _CLOSE[16])
 
 
-def _as_function_of_arrays(
-    fn: Callable[..., object], args: Sequence[object], argnum: int
-) -> tuple[Callable[[Sequence[object]], list[object]], list[tuple[str, Any]], int]:
-    """A function of all arrays in `fn` and `args`, these with names, and which is the input."""
-    if not callable(fn):
-        raise TypeError(
-            f"Expected a function and its arguments, got {type(fn).__name__}. Of a Flax Linen or "
-            "Haiku model, pass model.apply."
-        )
-    function, held = _split_module(fn)
-    leaves, tree = jax.tree_util.tree_flatten_with_path((held, tuple(args)))
-    where = [i for i, (_, leaf) in enumerate(leaves) if is_array(leaf)]
-    names = [jax.tree_util.keystr(leaves[i][0]) for i in where]
-    input_name = f"[1][{input_index(args, argnum)}]"
+@dataclass(frozen=True)
+class Form:
+    """A tree whose arrays are taken out."""
 
-    def call(arrays: Sequence[object]) -> list[object]:
-        filled = [leaf for _, leaf in leaves]
-        for i, array in zip(where, arrays, strict=True):
-            filled[i] = array
-        mine, theirs = jax.tree_util.tree_unflatten(tree, filled)
-        return [leaf for leaf in jax.tree.leaves(function(mine, *theirs)) if is_array(leaf)]
+    tree: Any  # a PyTreeDef
+    leaves: tuple[object, ...]  # None in place of arrays
+    where: tuple[int, ...]  # the places of the arrays
 
-    readable = [name.removeprefix("[0]").removeprefix("[1]") for name in names]
-    arrays = [(name, leaves[i][1]) for name, i in zip(readable, where, strict=True)]
-    return call, arrays, names.index(input_name)
+    @staticmethod
+    def of(tree: object) -> tuple[Form, list[Any]]:
+        """The form of `tree`, and its arrays."""
+        leaves, definition = jax.tree.flatten(tree)
+        where = tuple(i for i, leaf in enumerate(leaves) if is_array(leaf))
+        others = tuple(None if is_array(leaf) else leaf for leaf in leaves)
+        return Form(definition, others, where), [leaves[i] for i in where]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What is equal, and has a hash, for equal forms."""
+        return self.tree, self.where, *((type(leaf), leaf) for leaf in self.leaves)
+
+    def fill(self, arrays: Sequence[object]) -> Any:
+        """The tree with these arrays."""
+        leaves = list(self.leaves)
+        for i, array in zip(self.where, arrays, strict=True):
+            leaves[i] = array
+        return jax.tree.unflatten(self.tree, leaves)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as a function of all its arrays, also of those in the function itself."""
+
+    function: Callable[..., object]
+    form: Form  # of what the function holds, of its arguments, and of those by name
+    arrays: Sequence[Any]
+    names: Sequence[str]  # of the arrays
+    of_input: int
+
+    @staticmethod
+    def of(
+        fn: Callable[..., object],
+        args: Sequence[object],
+        argnum: int,
+        keywords: Mapping[str, object] | None = None,
+    ) -> Call:
+        """`fn(*args, **keywords)`, of which the argument `argnum` is the network's input."""
+        if not callable(fn):
+            raise TypeError(
+                f"Expected a function and its arguments, got {type(fn).__name__}. Of a Flax Linen "
+                "or Haiku model, pass model.apply."
+            )
+        function, held = _split_module(fn)
+        given = (held, tuple(args), dict(keywords or {}))
+        form, arrays = Form.of(given)
+        paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(given)]
+        names = [paths[i] for i in form.where]
+        of_input = names.index(f"[1][{input_index(args, argnum)}]")
+        readable = [re.sub(r"^\[[012]\]", "", name) for name in names]
+        return Call(function, form, arrays, readable, of_input)
+
+    def __call__(self, arrays: Sequence[object]) -> object:
+        held, args, keywords = self.form.fill(arrays)
+        return self.function(held, *args, **keywords)
 
 
 def _split_module(fn: Callable[..., object]) -> tuple[Callable[..., object], object]:
@@ -407,30 +480,38 @@ def _split_module(fn: Callable[..., object]) -> tuple[Callable[..., object], obj
     nnx: Any = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(fn, nnx.Module):
         definition, state = nnx.split(fn)
-        return lambda state, *arguments: nnx.merge(definition, state)(*arguments), state
+        merged = lambda state: nnx.merge(definition, state)
+        return lambda state, *args, **keywords: merged(state)(*args, **keywords), state
     if any(is_array(leaf) for leaf in jax.tree.leaves(fn)):  # an Equinox module is a tree
-        return lambda module, *arguments: module(*arguments), fn
-    return lambda _, *arguments: fn(*arguments), None
+        return lambda module, *args, **keywords: module(*args, **keywords), fn
+    return lambda _, *args, **keywords: fn(*args, **keywords), None
 
 
 def _widened(array: Any) -> Any:
     """An argument, in float64 if it has floating-point numbers."""
     if not jnp.issubdtype(array.dtype, np.floating):
         return array
-    if isinstance(array, jax.ShapeDtypeStruct):
+    if isinstance(array, jax.ShapeDtypeStruct | Tracer):
         return jax.ShapeDtypeStruct(array.shape, np.float64)
     return np.asarray(array).astype(np.float64)
 
 
-def _make_jaxpr(call: Callable[..., object], arrays: Sequence[Any], of_input: int) -> Any:
+def _make_jaxpr(call: Call, arrays: Sequence[Any]) -> tuple[Any, Form]:
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+    forms: list[Form] = []
+
+    def returned(arrays: Sequence[object]) -> list[object]:
+        form, found = Form.of(call(arrays))
+        forms.append(form)
+        return found
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return jax.make_jaxpr(call)(shapes)
+            return jax.make_jaxpr(returned)(shapes), forms[-1]
         except (Exception, SystemExit) as error:
             advice = "Check that it runs under jax.jit with these arguments"
             raise _RecordingError(
-                f"JAX cannot record the function on an input of shape {shapes[of_input].shape}: "
-                + rec.explain_failure(error, advice)
+                f"JAX cannot record the function on an input of shape "
+                f"{shapes[call.of_input].shape}: {rec.explain_failure(error, advice)}"
             ) from error
