@@ -82,6 +82,8 @@ def convert(
     native |= {"activation": activation, "shortcut_weight": shortcut_weight, "clamp": clamp}
     if method is not None:
         native["method"] = method
+    if not example and "example" not in native:
+        example = (None,)
     inputs = example[:1] if method is None and len(example) == 2 else example
     return _room(model, inputs).convert(model, *example, **native)
 

@@ -384,9 +384,9 @@ def test_without_normalisation_no_biases_are_added() -> None:
 
 def test_only_an_instance_of_a_model_is_converted() -> None:
     with pytest.raises(TypeError, match=r"got the class Linear.*Make one first"):
-        convert(nnx.Linear, IMAGE, rngs=nnx.Rngs(0))
+        convert(nnx.Linear, IMAGE, rngs=nnx.Rngs(0))  # pyright: ignore
     with pytest.raises(TypeError, match=r"rngs is for an nnx\.Module; the weights of a function"):
-        convert(jnp.tanh, IMAGE, rngs=nnx.Rngs(0))
+        convert(jnp.tanh, IMAGE, rngs=nnx.Rngs(0))  # pyright: ignore
 
 
 def test_the_report_stays_with_the_model_through_split_jit_and_clone() -> None:

@@ -285,7 +285,7 @@ def test_the_argument_may_be_named_and_sk_finds_the_room() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda fn, w: convert(3, X), r"Expected a function and its arguments, got int"),
+        (lambda fn, w: convert(3, X), r"Expected a function and its .*int"),  # pyright: ignore
         (lambda fn, w: convert(fn, w, X, "tat"), r"must be an array or a .*got str"),
         (lambda fn, w: convert(fn), r"argnum=-1 names none of the 0 arguments"),
         (lambda fn, w: convert(fn, w, X, rngs=nnx.Rngs(0)), r"drawn by sk\.jax\.initialize"),

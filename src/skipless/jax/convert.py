@@ -90,7 +90,7 @@ def convert(
     ...         x = x + jax.nn.relu(x) @ w
     ...     return x
     >>> weights, x = [jnp.eye(8)] * 20, jnp.ones((1, 8))
-    >>> deep = convert(network, weights, x, TAT(eta=0.9), shortcut_weight=0.6)
+    >>> deep = convert(network, weights, x, TAT(eta=0.8), shortcut_weight=0.6)
     >>> phi, y = shaped(deep.skipless_report.solution), x
     >>> for w in weights:
     ...     y = 0.6 * y + 0.8 * phi(y) @ w
