@@ -231,7 +231,7 @@ class Splits(nn.Module):
         self.act = nn.ReLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        left, right = torch.split(x, [2, 2], dim=1)
+        left, right = torch.split(x, 2, dim=1)
         both = torch.cat([self.left(left), self.right(right)], dim=1)
         return self.act(x + self.last(both))
 
