@@ -196,11 +196,11 @@ def test_a_vanilla_network_has_no_projections_and_the_others_do() -> None:
         assert len(kernels(plan)) == 1 + 3 * blocks + projections
 
 
-def test_convolutions_have_biases_where_nothing_is_normalised_and_only_there() -> None:
+def test_convolutions_have_biases_unless_batchnorm_undoes_them() -> None:
     for norm in get_args(Norm):
         network = skeleton(resnet_plan(18, None, "imagenet", 0.8, norm))
         convs = [m for m in network.modules() if isinstance(m, nn.Conv2d)]
-        assert {conv.bias is not None for conv in convs} == {norm == "none"}
+        assert {conv.bias is not None for conv in convs} == {norm != "batch"}
 
 
 def test_the_stride_of_a_bottleneck_is_in_its_middle() -> None:
